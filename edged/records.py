@@ -1,0 +1,199 @@
+"""The nouns of the daemon as immutable records: what the store keeps and what the other parts pass around.
+
+Pure data without behaviour, I/O or validation of outside input (that is done at the border: `edged.api`, `edged.cli`).
+Times are Unix seconds (`_at`), log-probabilities are nats, unknown log-probabilities are None.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+Verdict = Literal["published", "refused", "skipped", "failed"]
+UpdateState = Literal["planned", "training", "gating", "finished"]
+AdapterOrigin = Literal["base", "trained", "imported", "fleet"]
+AdapterState = Literal["candidate", "published", "refused"]
+Scope = Literal["infer", "feedback", "admin"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who asks. `name` is what the audit shows: "uid:1000", "key:app", "loopback"."""
+
+    name: str
+    scopes: frozenset[Scope]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """One choice of one answer, exactly as the engine sampled it. `id` is 0 until the store has given one."""
+
+    id: int
+    completion_id: str
+    choice: int
+    created_at: float
+    kind: Literal["chat", "text"]
+    model: str
+    base_sha256: str
+    version: int  # adapter that made it
+    messages: list[dict[str, Any]] | None
+    prompt: str | None
+    prompt_ids: tuple[int, ...]
+    completion_ids: tuple[int, ...]
+    logprobs: tuple[float | None, ...]  # under the sampling distribution
+    raw_logprobs: tuple[float | None, ...]  # full softmax at temperature 1
+    text: str
+    finish_reason: Literal["stop", "length", "cancelled"]
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+    max_tokens: int | None
+    user: str | None
+    metadata: dict[str, str]
+    caller: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class NewFeedback:
+    """A checked rating as it comes in. `rating` in [-1, 1]; None where there is only a correction."""
+
+    completion_id: str
+    choice: int
+    rating: float | None
+    correction: str | None
+    reason: str | None
+    user: str | None
+    tags: tuple[str, ...]
+    source: str
+    caller: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Feedback:
+    """A stored feedback row. Rows are append-only; the newest of a choice counts. `replaces`: the row it superseded."""
+
+    id: str
+    completion_id: str
+    choice: int
+    rating: float | None
+    correction: str | None
+    reason: str | None
+    user: str | None
+    tags: tuple[str, ...]
+    source: str
+    caller: str
+    created_at: float
+    replaces: str | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Preference:
+    """A stored pair: `chosen` is the better answer to `messages`."""
+
+    id: str
+    messages: list[dict[str, Any]]
+    chosen: str
+    rejected: str
+    user: str | None
+    caller: str
+    created_at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RatedChoice:
+    """A choice whose newest feedback carries a rating: what planning looks at.
+
+    used_by: the finished update that trained on it as a new rating, or None. rated_at: when that newest rating came.
+    """
+
+    episode_id: int
+    feedback_id: str
+    rating: float
+    rated_at: float
+    version: int
+    base_sha256: str
+    temperature: float
+    top_p: float
+    top_k: int
+    n_tokens: int
+    logprobs_complete: bool
+    used_by: int | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeScore:
+    """What the trainer said of an episode (see `engine.protocol.EpisodeScore`)."""
+
+    episode_id: int
+    reference_version: int
+    reference_logprob: float | None
+    kl: float
+    engine_gap: float | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """One update from its plan to its verdict. `version`: the version number that its candidate uses up."""
+
+    id: int
+    state: UpdateState
+    version: int
+    parent_version: int
+    seed: int
+    attempts: int
+    created_at: float
+    finished_at: float | None
+    verdict: Verdict | None
+    reason: str | None
+    seconds: dict[str, float]
+    metrics: dict[str, float]
+    new_episode_ids: tuple[int, ...]
+    replay_episode_ids: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """One version in the lineage. Version 0 is the base and always there. `folder`: name under `adapters/`, or None."""
+
+    version: int
+    parent_version: int | None
+    origin: AdapterOrigin
+    state: AdapterState
+    created_at: float
+    sha256: str | None
+    folder: str | None
+    reason: str | None  # why it was refused, or who imported it
+    kept: bool
+    metrics: dict[str, float]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Live:
+    """What is served: the newest row of the live history. `pinned`: publish nothing until unpinned."""
+
+    version: int
+    since: float
+    why: Literal["base", "published", "promoted", "rolled_back"]
+    caller: str
+    pinned: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ApiKey:
+    """`id` names the key in lists and in the audit; the secret itself is never stored, only its hash."""
+
+    id: str
+    name: str
+    scopes: frozenset[Scope]
+    created_at: float
+    revoked_at: float | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AuditEntry:
+    seq: int
+    at: float
+    caller: str
+    action: str
+    detail: dict[str, Any]
