@@ -25,24 +25,22 @@ from edged.records import (
     Scope,
     Update,
 )
+from edged.refusal import Refused
 
-
-class Refused(Exception):
-    """A request that cannot be granted, with everything that the answer shows.
-
-    status: 400, 401, 403, 404, 409, 413, 429 or 503. code: stable word. param: the field at fault.
-    retry_after_s: set on 429 and 503.
-    """
-
-    def __init__(
-        self, status: int, code: str, message: str, *, param: str | None = None, retry_after_s: float | None = None
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.message = message
-        self.param = param
-        self.retry_after_s = retry_after_s
+__all__ = [
+    "AnswerEvent",
+    "Answers",
+    "Ask",
+    "Control",
+    "Ended",
+    "EpisodeBook",
+    "FeedbackBook",
+    "KeyRing",
+    "Piece",
+    "Refused",
+    "Started",
+    "Usage",
+]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
