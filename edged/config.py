@@ -1,0 +1,222 @@
+"""Reads the TOML file, and tells every mistake in it at once.
+
+`load` reads the file, lays the command line's overrides over it and checks everything before it complains, so that an
+operator repairs a file in one round. What the keys are, and which of them change on SIGHUP, stands in `edged.settings`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import annotated_types
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from edged.settings import Listen, Section, Settings, TcpListen, UnixListen, parse_listen
+
+__all__ = [
+    "ConfigError",
+    "Listen",
+    "Settings",
+    "TcpListen",
+    "UnixListen",
+    "keys",
+    "live_changes",
+    "load",
+    "parse_listen",
+    "with_live_changes",
+]
+
+_SHOWN_VALUE_CHARS = 60
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used. `problems`: one line for each mistake; the message is all of them."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = tuple(problems)
+
+
+_SECTIONS: dict[str, type[Section]] = {name: type(section) for name, section in Settings()}
+
+
+def load(path: Path | None, overrides: Mapping[str, Any] | None = None) -> Settings:
+    """The settings of the file at `path` (None: the defaults), with `overrides` (dotted key -> value) laid over them.
+
+    Raises ConfigError listing every problem: unreadable file, TOML syntax, unknown names, types, ranges, contradictions.
+    """
+    document: dict[str, Any] = {} if path is None else _read(path)
+    for dotted, value in (overrides or {}).items():
+        section, _, key = dotted.partition(".")
+        table = document.get(section, {})
+        if isinstance(table, dict):  # else the section itself is the problem that gets reported
+            document[section] = {**table, key: value}
+    return _check(document)
+
+
+def live_changes(old: Settings, new: Settings) -> tuple[list[str], list[str]]:
+    """Dotted keys that differ: those that take effect on SIGHUP, and those that need a restart."""
+    changed_live: list[str] = []
+    needs_restart: list[str] = []
+    for section, key, info in keys():
+        if getattr(getattr(old, section), key) != getattr(getattr(new, section), key):
+            (changed_live if _extra(info, "live") else needs_restart).append(f"{section}.{key}")
+    return changed_live, needs_restart
+
+
+def with_live_changes(old: Settings, new: Settings) -> Settings:
+    """`old` with the live keys of `new`: what is in force after a SIGHUP."""
+    changed, _ = live_changes(old, new)
+    sections = dict(old)
+    for dotted in changed:
+        section, _, key = dotted.partition(".")
+        value = getattr(getattr(new, section), key)
+        sections[section] = sections[section].model_copy(update={key: value})
+    return old.model_copy(update=sections)
+
+
+def keys() -> list[tuple[str, str, FieldInfo]]:
+    """Every key of the file in order: section, key, and its field with default and description."""
+    return [(name, key, info) for name, cls in _SECTIONS.items() for key, info in cls.model_fields.items()]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_bytes().decode("utf-8"))
+    except OSError as error:
+        raise ConfigError([f"{path}: cannot be read: {error.strerror}"]) from error
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise ConfigError([f"{path}: line {line} is not UTF-8 text"]) from error
+    except ValueError as error:  # a TOMLDecodeError, which names the line, or a number of thousands of digits
+        raise ConfigError([f"{path}: not valid TOML: {error}"]) from error
+    except RecursionError as error:
+        raise ConfigError([f"{path}: not usable: values are nested too deeply"]) from error
+
+
+def _check(document: dict[str, Any]) -> Settings:
+    problems: list[str] = []
+    faulty: set[str] = set()
+    sections: dict[str, Section] = {}
+    for name in document.keys() - _SECTIONS.keys():
+        problems.append(f"{name}: got an unknown section, expected one of {', '.join(_SECTIONS)}{_hint(name, '')}")
+    for name, cls in _SECTIONS.items():
+        table = document.get(name, {})
+        if not isinstance(table, dict):
+            problems.append(f"{name}: got {_shown(table)}, expected a section [{name}]")
+            table = {}
+        sections[name], found = _check_section(name, cls, table)
+        problems += found.values()
+        faulty |= found.keys()
+    settings = Settings.model_validate(
+        sections
+    )  # faulty keys stand at their defaults, so that the rest can be judged too
+    problems += [line for involved, line in _contradictions(settings) if not involved & faulty]
+    if problems:
+        raise ConfigError(sorted(problems))
+    return settings
+
+
+def _check_section(name: str, cls: type[Section], table: dict[str, Any]) -> tuple[Section, dict[str, str]]:
+    """The section with faulty keys left at their defaults, and the problems by dotted key."""
+    try:
+        return cls.model_validate(table), {}
+    except ValidationError as error:
+        problems: dict[str, str] = {}
+        for detail in error.errors(include_url=False):
+            key = str(detail["loc"][0])
+            dotted = f"{name}.{key}"
+            info = cls.model_fields.get(key)
+            if info is None:
+                hint = _hint(key, name)
+                problems[dotted] = f"{dotted}: got an unknown key, expected a key of [{name}]{hint}"
+            elif detail["type"] == "value_error":
+                problems[dotted] = f"{dotted}: got {_shown(detail['input'])}, expected {detail['ctx']['error']}"
+            else:
+                problems.setdefault(dotted, f"{dotted}: got {_shown(table[key])}, expected {_expected(info)}")
+        sound = {key: value for key, value in table.items() if f"{name}.{key}" not in problems}
+        return cls.model_validate(sound), problems
+
+
+def _contradictions(settings: Settings) -> list[tuple[set[str], str]]:
+    """Pairs of keys that cannot both hold: the keys involved, and the line to show."""
+    found: list[tuple[set[str], str]] = []
+
+    def at_most(small: str, large: str, why: str) -> None:
+        low, high = (operand(settings, dotted) for dotted in (small, large))
+        if low > high:
+            found.append(({small, large}, f"{small}: got {_shown(low)}, expected <= {large} ({_shown(high)}): {why}"))
+
+    def operand(settings: Settings, dotted: str) -> float:
+        section, _, key = dotted.partition(".")
+        return typing.cast(float, getattr(getattr(settings, section), key))
+
+    at_most("learn.batch_ratings", "learn.max_batch", "the new ratings of an update must fit into it")
+    at_most("learn.live_kl_max", "gate.live_kl_max", "the gate would refuse updates that the trainer allows")
+    at_most("serve.default_max_tokens", "serve.context_tokens", "an answer must fit into the context")
+    for repeated in {str(address) for address in settings.api.listen if settings.api.listen.count(address) > 1}:
+        if not repeated.endswith(":0"):
+            found.append(({"api.listen"}, f"api.listen: got {_shown(repeated)} twice, expected different addresses"))
+    return found
+
+
+def _expected(info: FieldInfo) -> str:
+    wording = _extra(info, "expected") or _type_wording(info.annotation)
+    limits = []
+    for limit in info.metadata:
+        match limit:
+            case annotated_types.Ge(ge=bound):
+                limits.append(f">= {bound}")
+            case annotated_types.Gt(gt=bound):
+                limits.append(f"> {bound}")
+            case annotated_types.Le(le=bound):
+                limits.append(f"<= {bound}")
+            case annotated_types.Lt(lt=bound):
+                limits.append(f"< {bound}")
+            case annotated_types.MinLen():
+                limits.append("that is not empty")
+            case annotated_types.MaxLen(max_length=bound):
+                limits.append(f"of at most {bound} characters")
+    return f"{wording} {' and '.join(limits)}".strip()
+
+
+def _type_wording(annotation: Any) -> str:
+    origin = typing.get_origin(annotation)
+    if origin is Literal:
+        return "one of " + ", ".join(f'"{value}"' for value in typing.get_args(annotation))
+    if origin is tuple:
+        return "a list of texts"
+    assert not isinstance(annotation, types.UnionType), "unions need their own `expected`"
+    wordings = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+    return wordings[annotation]
+
+
+def _extra(info: FieldInfo, name: str) -> Any:
+    assert isinstance(info.json_schema_extra, dict)
+    return info.json_schema_extra[name]
+
+
+def _hint(name: str, section: str) -> str:
+    """What an unknown section (`section` == "") or key may have been meant to be."""
+    known = list(_SECTIONS[section].model_fields) if section else list(_SECTIONS)
+    close = difflib.get_close_matches(name, known, n=1)
+    if close:
+        return f"; did you mean {section + '.' if section else ''}{close[0]}?"
+    elsewhere = [f"{other}.{key}" for other, key, _ in keys() if key == name]
+    return f"; did you mean {' or '.join(elsewhere)}?" if elsewhere else ""
+
+
+def _shown(value: Any) -> str:
+    """`value` as the file writes it, cut to a line."""
+    if isinstance(value, dict):
+        return "a table"
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    return text if len(text) <= _SHOWN_VALUE_CHARS else text[: _SHOWN_VALUE_CHARS - 3] + "..."

@@ -1,0 +1,257 @@
+"""The settings of the daemon as frozen models: every key of the TOML file with its default, range, unit and meaning.
+
+One class a `[section]`; each part of the daemon receives its own section. The descriptions are the comments of
+`deploy/edged.toml`. A key marked `live` takes effect on SIGHUP, every other key at the next start. Reading the file and
+wording its mistakes is the work of `edged.config`. Nothing here looks at the machine: whether a path exists or a port
+is free is found out by who uses it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator
+
+# sockaddr_un.sun_path holds 108 bytes with the closing zero.
+UNIX_PATH_MAX_BYTES = 107
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class UnixListen:
+    """A Unix socket to listen on."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return f"unix:{self.path}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TcpListen:
+    """A TCP address to listen on. Port 0 takes a free one."""
+
+    host: str
+    port: int
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach it. A name other than `localhost` counts as reachable from outside."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def __str__(self) -> str:
+        return f"tcp:[{self.host}]:{self.port}" if ":" in self.host else f"tcp:{self.host}:{self.port}"
+
+
+Listen = UnixListen | TcpListen
+
+
+def parse_listen(text: str) -> Listen:
+    """The address that `unix:PATH`, `tcp:HOST:PORT` or `tcp:[IPV6]:PORT` names. Raises ValueError saying what is wrong."""
+    scheme, _, rest = text.partition(":")
+    if scheme == "unix":
+        if not rest or "\0" in rest:
+            raise ValueError("a path after unix:")
+        if len(rest.encode("utf-8", "surrogateescape")) > UNIX_PATH_MAX_BYTES:
+            raise ValueError(f"a socket path of at most {UNIX_PATH_MAX_BYTES} bytes")
+        return UnixListen(Path(rest))
+    if scheme != "tcp":
+        raise ValueError("unix:PATH or tcp:HOST:PORT")
+    host, colon, port = rest.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError("an IPv6 address in brackets, as in tcp:[::1]:8437")
+    if not colon or not host or not host.isprintable() or any(c in host for c in "/[]@ "):
+        raise ValueError("tcp:HOST:PORT with a host name or address")
+    if not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535):
+        raise ValueError("a port from 0 to 65535")
+    return TcpListen(host, int(port))
+
+
+def _as_listen(value: object) -> Listen:
+    if isinstance(value, UnixListen | TcpListen):
+        return value
+    return parse_listen(value if isinstance(value, str) else "")
+
+
+def _key(default: Any, description: str, *, live: bool = False, expected: str | None = None, **limits: Any) -> Any:
+    """A key of the file. `expected` replaces the wording made from type and limits in error messages."""
+    return Field(default, description=description, json_schema_extra={"live": live, "expected": expected}, **limits)
+
+
+def _list_key(default: tuple[Any, ...], description: str, **options: Any) -> Any:
+    # TOML has lists and frozen models want tuples: only the container is taken leniently, its items stay strict.
+    return _key(default, description, strict=False, **options)
+
+
+class Section(BaseModel):
+    """One `[section]`: frozen, strict about types, and closed to unknown keys."""
+
+    model_config = ConfigDict(
+        frozen=True, strict=True, extra="forbid", allow_inf_nan=False, validate_default=True, protected_namespaces=()
+    )
+
+
+class ModelSection(Section):
+    path: str = _key("smollm2-135m", "Model: a packaged name, a .gguf file or a model folder.", min_length=1)
+    name: str = _key("", "Public name in /v1/models; empty: made from the path.", max_length=200)
+
+
+class LoraSection(Section):
+    rank: int = _key(8, "Rank of every adapted matrix.", ge=1, le=256)
+    alpha: float = _key(16.0, "Scale of the adapter: its output is multiplied by alpha / rank.", gt=0, le=1024)
+    layers: Literal["top_third", "all"] | Annotated[int, Field(ge=1)] = _key(
+        "top_third",
+        'Adapted blocks: "top_third", "all", or how many of the topmost ones.',
+        expected='"top_third", "all" or a whole number >= 1',
+    )
+
+
+class ServeSection(Section):
+    slots: int = _key(16, "Answers decoded at the same time.", ge=1, le=256)
+    context_tokens: int = _key(
+        8192, "Tokens in the context of the serve worker, shared by its slots.", ge=256, le=2**20
+    )
+    threads: int = _key(0, "CPU threads of the serve worker; 0: chosen from the machine.", ge=0, le=1024)
+    max_queue: int = _key(256, "Requests that may wait for a slot; more get 429.", ge=0, le=100_000, live=True)
+    default_max_tokens: int = _key(512, "Tokens of an answer if the request does not say.", ge=1, le=2**20, live=True)
+    gpu_layers: int = _key(0, "Blocks of the model on the GPU; -1: all of them.", ge=-1, le=1000)
+    start_timeout_s: float = _key(120.0, "Seconds in which the serve worker must be ready.", ge=1, le=3600)
+    hang_timeout_s: float = _key(30.0, "Seconds of silence after which it is killed and started again.", ge=3, le=3600)
+
+
+class LearnSection(Section):
+    enabled: bool = _key(True, "Whether ratings make updates; false: only serve and record.")
+    batch_ratings: int = _key(16, "Newly rated answers that make an update.", ge=1, le=4096, live=True)
+    max_wait_s: float = _key(
+        900.0, "Seconds after which a smaller batch is used, from its first rating.", ge=0, le=604_800, live=True
+    )
+    max_batch: int = _key(64, "Rated answers in one update at most, older ones included.", ge=1, le=8192, live=True)
+    replay_ratio: float = _key(0.5, "Older rated answers for each new one.", ge=0, le=8, live=True)
+    staleness: int = _key(8, "Versions that an answer may lie behind the live one to be trained on.", ge=0, live=True)
+    reference: int = _key(0, "Version that the KL penalty pulls towards; 0: the base model.", ge=0, live=True)
+    learning_rate: float = _key(2e-3, "Step size of the adapter.", gt=0, le=1, live=True)
+    critic_learning_rate: float = _key(1e-2, "Step size of the critic.", gt=0, le=1, live=True)
+    epochs: int = _key(2, "Passes over the batch in one update.", ge=1, le=32, live=True)
+    minibatches: int = _key(2, "Optimizer steps in one pass.", ge=1, le=64, live=True)
+    clip_low: float = _key(0.2, "How far the probability ratio may fall below 1.", gt=0, lt=1, live=True)
+    clip_high: float = _key(0.28, "How far the probability ratio may rise above 1.", gt=0, le=10, live=True)
+    value_clip: float = _key(0.2, "How far a value may move in one update, in reward units.", gt=0, le=100, live=True)
+    value_coef: float = _key(0.5, "Weight of the critic's loss.", ge=0, le=100, live=True)
+    gamma: float = _key(1.0, "Discount of rewards for each token.", ge=0, le=1, live=True)
+    gae_lambda: float = _key(1.0, "Lambda of generalised advantage estimation.", ge=0, le=1, live=True)
+    kl_coef: float = _key(0.03, "Weight of the KL penalty towards the reference, per nat.", ge=0, le=100, live=True)
+    live_kl_max: float = _key(
+        0.3, "KL to the live adapter that ends an update early, in nats.", gt=0, le=100, live=True
+    )
+    importance_cap: float = _key(2.0, "Largest weight of an answer by an older adapter.", ge=1, le=100, live=True)
+    max_grad_norm: float = _key(1.0, "Gradients are scaled down to this norm.", gt=0, le=1000, live=True)
+    critic_warmup_steps: int = _key(30, "Critic-only steps before the first update.", ge=0, le=10_000, live=True)
+    weight_decay: float = _key(
+        0.0, "Weight decay of the adapter, per step and unit of step size.", ge=0, le=1, live=True
+    )
+    dtype: Literal["auto", "bfloat16", "float32"] = _key("auto", "Number format of the base model in the trainer.")
+    threads: int = _key(0, "CPU threads of the train worker; 0: chosen from the machine.", ge=0, le=1024)
+    idle_class: bool = _key(True, "Train on the CPU only in time that nothing else wants (SCHED_IDLE).")
+    start_timeout_s: float = _key(300.0, "Seconds in which the train worker must be ready.", ge=1, le=7200)
+    hang_timeout_s: float = _key(120.0, "Seconds of silence after which it is killed and started again.", ge=3, le=7200)
+    max_attempts: int = _key(3, "Tries of one update before it counts as failed.", ge=1, le=100, live=True)
+    seed: int = _key(
+        0, "Seed of all updates; the same ratings and seed give the same adapter.", ge=0, lt=2**31, live=True
+    )
+
+
+class RewardSection(Section):
+    clip: float = _key(1.0, "Rewards are cut to plus or minus this, in rating units.", gt=0, le=100, live=True)
+
+
+_FLUENCY_PROMPTS = (
+    "What can I cook with eggs and potatoes?",
+    "How do I remove a coffee stain from a shirt?",
+    "Why is the sky blue?",
+    "Write a short note to thank a neighbour for watering my plants.",
+    "What should I pack for a weekend by the sea?",
+    "How does a bicycle stay upright?",
+    "Give me an idea for a birthday present for my sister.",
+    "What is a good way to fall asleep faster?",
+)
+
+
+class GateSection(Section):
+    norm_max: float = _key(20.0, "Largest norm of the whole adapter (scaled B A, Frobenius).", gt=0, live=True)
+    live_kl_max: float = _key(0.5, "Largest mean KL to the live adapter, in nats per token.", gt=0, le=100, live=True)
+    canary_gap_max: float = _key(
+        0.25, "Largest mean gap between trainer and server on the canary, in nats per token.", gt=0, le=100, live=True
+    )
+    fluency_drop: float = _key(
+        0.8, "Nats per token that probe answers may lose under the base, against the live adapter.", gt=0, live=True
+    )
+    fluency_floor: float = _key(
+        1.5, "Nats per token that probe answers may lose under the base, against the base itself.", gt=0, live=True
+    )
+    distinct_drop: float = _key(
+        0.4,
+        "Share of distinct word pairs that probe answers may lose, against the live adapter.",
+        gt=0,
+        le=1,
+        live=True,
+    )
+    fluency_prompts: tuple[Annotated[str, Field(min_length=1)], ...] = _list_key(
+        _FLUENCY_PROMPTS, "Questions that every candidate answers before it is served.", live=True, min_length=1
+    )
+    fluency_tokens: int = _key(24, "Tokens of each probe answer at most.", ge=4, le=512, live=True)
+
+
+_DEVICE = r"^(auto|cpu|cuda(:\d{1,2})?)$"
+_DEVICE_EXPECTED = '"auto", "cpu", "cuda" or "cuda:N"'
+
+
+class PlacementSection(Section):
+    serve_device: str = _key("auto", "Device that serves.", pattern=_DEVICE, expected=_DEVICE_EXPECTED)
+    train_device: str = _key("auto", "Device that trains.", pattern=_DEVICE, expected=_DEVICE_EXPECTED)
+
+
+class ApiSection(Section):
+    listen: tuple[Annotated[Listen, PlainValidator(_as_listen)], ...] = _list_key(
+        (), "Addresses, unix:PATH or tcp:HOST:PORT; empty: edged.sock in the state or runtime folder."
+    )
+    max_body_bytes: int = _key(
+        2**20, "Largest request body, in bytes; larger ones get 413.", ge=1024, le=2**30, live=True
+    )
+    read_timeout_s: float = _key(30.0, "Seconds in which a request must have arrived.", gt=0, le=3600, live=True)
+    drain_s: float = _key(10.0, "Seconds that running answers get at a stop.", ge=0, le=600, live=True)
+    allowed_hosts: tuple[Annotated[str, Field(min_length=1)], ...] = _list_key(
+        (), "Host names that TCP requests may ask for, besides the loopback ones."
+    )
+
+
+class StoreSection(Section):
+    readers: int = _key(2, "Connections, and threads, that read the database.", ge=1, le=32)
+
+
+class LogSection(Section):
+    level: Literal["debug", "info", "warning", "error"] = _key("info", "Least level that is logged.", live=True)
+    format: Literal["text", "json"] = _key("text", "One line of text or one JSON object for each entry.")
+
+
+class Settings(Section):
+    """The whole file."""
+
+    model: ModelSection = ModelSection()
+    lora: LoraSection = LoraSection()
+    serve: ServeSection = ServeSection()
+    learn: LearnSection = LearnSection()
+    reward: RewardSection = RewardSection()
+    gate: GateSection = GateSection()
+    placement: PlacementSection = PlacementSection()
+    api: ApiSection = ApiSection()
+    store: StoreSection = StoreSection()
+    log: LogSection = LogSection()
