@@ -6,11 +6,11 @@ connections. Every port raises `Refused` for what a caller may not have or did w
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from edged.answer import AnswerEvent, Ask, Ended, Piece, Started, Usage
 from edged.records import (
     Adapter,
     ApiKey,
@@ -41,65 +41,6 @@ __all__ = [
     "Started",
     "Usage",
 ]
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """A checked completion request. Exactly one of `messages` and `prompt` is set."""
-
-    completion_id: str
-    messages: list[dict[str, Any]] | None
-    prompt: str | None
-    n: int
-    temperature: float
-    top_p: float
-    top_k: int
-    seed: int | None
-    max_tokens: int | None
-    stop: tuple[str, ...]
-    logprobs: bool
-    top_logprobs: int
-    user: str | None
-    metadata: dict[str, str]
-    caller: Caller
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Started:
-    """First event of an answer: no text was sent before it."""
-
-    version: int
-    fingerprint: str
-    created_at: float
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """New text of a choice. `tokens`: OpenAI `logprobs.content` entries if they were asked for."""
-
-    choice: int
-    text: str
-    tokens: tuple[dict[str, Any], ...]
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """A choice is complete and its episode is on disk."""
-
-    choice: int
-    finish_reason: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
-    """Last event of an answer."""
-
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
-
-
-AnswerEvent = Started | Piece | Ended | Usage
 
 
 class Answers(Protocol):

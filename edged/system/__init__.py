@@ -1,0 +1,1 @@
+"""The daemon as a process among others: its workers, its service manager, its lock, its log and its gauges."""

@@ -1,0 +1,365 @@
+"""Answers: the client of the serve worker.
+
+Turns a checked request into a Generate message, and the worker's messages into the events of an answer. An episode is
+on disk before its `Ended` event goes out. Each answer is driven by its own task, which does not depend on its reader:
+if the reader goes away the work is cancelled on the worker and what was sampled is still recorded.
+
+If the worker dies before anything of an answer was shown, the request is run again on the next one; after that the
+answer ends with a refusal `answer_interrupted`. Requests wait while the worker starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Protocol
+
+from edged.answer import AnswerEvent, Ask, Ended, Piece, Started, Usage
+from edged.records import Episode
+from edged.refusal import Refused
+from edged.serve import admission
+from engine import protocol
+
+RUNS_MAX = 3  # a request that has killed the worker this often is not given to it again
+SEQUENCE_S_GUESS = 5.0
+SEQUENCE_S_WEIGHT = 0.1  # of the newest answer in the running mean
+
+
+class Engine(Protocol):
+    """The serve worker as this module sees it."""
+
+    @property
+    def is_ready(self) -> bool: ...
+
+    def send(self, message: protocol.Message) -> None: ...
+
+
+class EpisodeSink(Protocol):
+    async def add(self, episode: Episode) -> int:
+        """The id of the episode, once it is on disk."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """What every answer of this daemon has in common. `wait_s`: the longest wait for a worker."""
+
+    model: str
+    base_sha256: str
+    wait_s: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Lost:
+    """The worker that ran this answer is gone."""
+
+
+class Answers:
+    """Every answer under way. Lives on the event loop; `received`, `ready` and `down` are called by its owner."""
+
+    def __init__(
+        self,
+        serving: Serving,
+        limits: Callable[[], admission.Limits],
+        engine: Engine,
+        episodes: EpisodeSink,
+        on_episode: Callable[[int, Episode], None],
+    ) -> None:
+        self._serving = serving
+        self._limits = limits
+        self._engine = engine
+        self._episodes = episodes
+        self._on_episode = on_episode
+        self._ready = asyncio.Event()
+        self._answers: dict[str, _Answer] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._sequence_s = SEQUENCE_S_GUESS
+        self._closed: str | None = None
+        self.finished_total = 0
+        self.failed_total = 0
+        self.refused_total = 0
+        self.rerun_total = 0
+        self.completion_tokens_total = 0
+
+    @property
+    def active(self) -> int:
+        """Sequences that run or wait."""
+        return sum(answer.ask.n for answer in self._answers.values())
+
+    @property
+    def queued(self) -> int:
+        """Of those, the ones beyond the worker's slots."""
+        return max(0, self.active - self._limits().slots)
+
+    def fingerprint(self, version: int) -> str:
+        return f"edged-{self._serving.base_sha256[:8]}-v{version}"
+
+    def is_running(self, completion_id: str) -> bool:
+        return completion_id in self._answers
+
+    async def ask(self, ask: Ask) -> AsyncIterator[AnswerEvent]:
+        """The events of one answer (see `edged.answer`). Closing the iterator early cancels it.
+
+        Raises:
+            Refused: 429 `too_many_requests`, 503 `shutting_down` or `engine_unavailable`, 400 for what the engine
+                refuses, 503 `answer_interrupted` when the engine died in the middle of the answer.
+        """
+        self._admit(ask)
+        answer = _Answer(ask)
+        self._answers[ask.completion_id] = answer
+        self._idle.clear()
+        task = asyncio.create_task(self._drive(answer), name=f"answer {ask.completion_id}")
+        answer.task = task
+        try:
+            while (event := await answer.events.get()) is not None:
+                yield event
+            await task
+        finally:
+            if not task.done():
+                answer.abandoned = True
+                self._send(protocol.Cancel(request_id=ask.completion_id))
+
+    async def drained(self) -> None:
+        """Returns once no answer is under way."""
+        await self._idle.wait()
+
+    def close(self, why: str) -> None:
+        """Take no new request; the ones under way go on."""
+        self._closed = why
+
+    def cancel_all(self) -> None:
+        """End every answer under way with what it has."""
+        for answer in self._answers.values():
+            self._send(protocol.Cancel(request_id=answer.ask.completion_id))
+            if not self._engine.is_ready and answer.task is not None:
+                answer.task.cancel()
+
+    def ready(self) -> None:
+        """A worker is ready."""
+        self._ready.set()
+
+    def down(self) -> None:
+        """The worker is gone, with everything that it ran."""
+        self._ready.clear()
+        for answer in self._answers.values():
+            if answer.sent:
+                answer.inbox.put_nowait(_Lost())
+
+    def received(self, message: protocol.Message) -> bool:
+        """Take a message of the serve worker; False if it does not belong to an answer."""
+        match message:
+            case (
+                protocol.Begun()
+                | protocol.Chunk()
+                | protocol.ChoiceDone()
+                | protocol.RequestDone()
+                | protocol.RequestFailed()
+            ):
+                answer = self._answers.get(message.request_id)
+                if answer is not None:
+                    answer.inbox.put_nowait(message)
+                return True
+            case _:
+                return False
+
+    def _admit(self, ask: Ask) -> None:
+        if self._closed is not None:
+            self.refused_total += 1
+            raise Refused(503, "shutting_down", self._closed, retry_after_s=10.0)
+        full = admission.admit(self._limits(), under_way=self.active, asked=ask.n, sequence_s=self._sequence_s)
+        if full is not None:
+            self.refused_total += 1
+            raise Refused(
+                429,
+                "too_many_requests",
+                f"{self.active} sequences are under way or waiting; try again in {full.retry_after_s:.0f} s",
+                retry_after_s=full.retry_after_s,
+            )
+
+    def _send(self, message: protocol.Message) -> None:
+        if self._engine.is_ready:
+            self._engine.send(message)
+
+    async def _drive(self, answer: _Answer) -> None:
+        try:
+            while not await self._run(answer):
+                self.rerun_total += 1
+            self.finished_total += 1
+        except BaseException:
+            self.failed_total += 1
+            raise
+        finally:
+            del self._answers[answer.ask.completion_id]
+            if not self._answers:
+                self._idle.set()
+            answer.events.put_nowait(None)
+            if answer.abandoned and answer.task is not None:
+                answer.task.add_done_callback(_forget)
+
+    async def _run(self, answer: _Answer) -> bool:
+        """One run on one worker; False if the worker died before anything was shown."""
+        await self._until_ready()
+        if answer.abandoned:
+            return True
+        answer.runs += 1
+        answer.sent = True
+        self._engine.send(_generate(answer.ask))
+        while True:
+            message = await answer.inbox.get()
+            match message:
+                case _Lost():
+                    answer.sent = False
+                    if not answer.shown and answer.runs < RUNS_MAX:
+                        return False
+                    raise Refused(
+                        503,
+                        "answer_interrupted",
+                        f"the engine stopped in the middle of {answer.ask.completion_id}; ask again",
+                        retry_after_s=1.0,
+                    )
+                case protocol.RequestFailed():
+                    raise _refusal(message)
+                case protocol.RequestDone():
+                    self._finish(answer, message)
+                    return True
+                case _:
+                    await self._show(answer, message)
+
+    async def _until_ready(self) -> None:
+        try:
+            async with asyncio.timeout(self._serving.wait_s):
+                await self._ready.wait()
+        except TimeoutError:
+            raise Refused(
+                503, "engine_unavailable", "the serve worker does not start; see the log", retry_after_s=5.0
+            ) from None
+
+    async def _show(self, answer: _Answer, message: protocol.Message) -> None:
+        match message:
+            case protocol.Begun():
+                answer.version = message.version
+                answer.prompt_ids = message.prompt_ids
+            case protocol.Chunk():
+                if message.text or message.tokens:
+                    self._start(answer)
+                    tokens = tuple(_token_entry(token) for token in message.tokens)
+                    answer.events.put_nowait(Piece(choice=message.choice, text=message.text, tokens=tokens))
+            case protocol.ChoiceDone():
+                episode = self._episode(answer, message)
+                episode_id = await self._episodes.add(episode)
+                self._on_episode(episode_id, episode)
+                self._start(answer)
+                answer.events.put_nowait(Ended(choice=message.choice, finish_reason=message.finish_reason))
+
+    def _start(self, answer: _Answer) -> None:
+        if not answer.shown:
+            answer.shown = True
+            answer.events.put_nowait(
+                Started(
+                    version=answer.version, fingerprint=self.fingerprint(answer.version), created_at=answer.created_at
+                )
+            )
+
+    def _finish(self, answer: _Answer, done: protocol.RequestDone) -> None:
+        self.completion_tokens_total += done.completion_tokens
+        took_s = time.time() - answer.created_at
+        self._sequence_s += SEQUENCE_S_WEIGHT * (took_s - self._sequence_s)
+        answer.events.put_nowait(
+            Usage(
+                prompt_tokens=done.prompt_tokens,
+                cached_tokens=done.cached_tokens,
+                completion_tokens=done.completion_tokens,
+            )
+        )
+
+    def _episode(self, answer: _Answer, done: protocol.ChoiceDone) -> Episode:
+        ask = answer.ask
+        return Episode(
+            id=0,
+            completion_id=ask.completion_id,
+            choice=done.choice,
+            created_at=answer.created_at,
+            kind="chat" if ask.messages is not None else "text",
+            model=self._serving.model,
+            base_sha256=self._serving.base_sha256,
+            version=answer.version,
+            messages=ask.messages,
+            prompt=ask.prompt,
+            prompt_ids=answer.prompt_ids,
+            completion_ids=done.completion_ids,
+            logprobs=done.logprobs,
+            raw_logprobs=done.raw_logprobs,
+            text=done.text,
+            finish_reason=done.finish_reason,
+            temperature=ask.temperature,
+            top_p=ask.top_p,
+            top_k=ask.top_k,
+            seed=done.seed,
+            max_tokens=ask.max_tokens,
+            user=ask.user,
+            metadata=ask.metadata,
+            caller=ask.caller.name,
+        )
+
+
+class _Answer:
+    """An answer under way. `sent`: a worker has it. `shown`: its reader has got something."""
+
+    def __init__(self, ask: Ask) -> None:
+        self.ask = ask
+        self.created_at = time.time()
+        self.events: asyncio.Queue[AnswerEvent | None] = asyncio.Queue()
+        self.inbox: asyncio.Queue[protocol.Message | _Lost] = asyncio.Queue()
+        self.task: asyncio.Task[None] | None = None
+        self.version = 0
+        self.prompt_ids: tuple[int, ...] = ()
+        self.runs = 0
+        self.sent = False
+        self.shown = False
+        self.abandoned = False
+
+
+def _generate(ask: Ask) -> protocol.Generate:
+    messages = None
+    if ask.messages is not None:
+        messages = tuple(protocol.ChatMessage(role=m["role"], content=m["content"]) for m in ask.messages)
+    return protocol.Generate(
+        request_id=ask.completion_id,
+        messages=messages,
+        prompt=ask.prompt,
+        n=ask.n,
+        sampling=protocol.Sampling(
+            temperature=ask.temperature,
+            top_p=ask.top_p,
+            top_k=ask.top_k,
+            seed=ask.seed,
+            max_tokens=ask.max_tokens,
+            stop=ask.stop,
+            top_logprobs=ask.top_logprobs,
+            logprobs=ask.logprobs,
+        ),
+    )
+
+
+def _refusal(failed: protocol.RequestFailed) -> Refused:
+    if failed.code == "engine_error":
+        return Refused(503, failed.code, failed.message, retry_after_s=1.0)
+    return Refused(400, failed.code, failed.message, param="messages")
+
+
+def _token_entry(token: protocol.TokenLogprob) -> dict[str, Any]:
+    return {
+        "token": token.text,
+        "logprob": token.logprob,
+        "bytes": list(token.bytes),
+        "top_logprobs": [{"token": t.text, "logprob": t.logprob, "bytes": list(t.bytes)} for t in token.top],
+    }
+
+
+def _forget(task: asyncio.Task[None]) -> None:
+    """Nobody reads an abandoned answer: its refusal has no reader either."""
+    if not task.cancelled():
+        task.exception()

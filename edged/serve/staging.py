@@ -1,0 +1,108 @@
+"""Adapters on the serve worker: stage one in the spare context, then route new requests to it.
+
+The client side of Stage and Route; the contexts themselves live in the worker. One staging or routing at a time: the
+caller holds them in order. A worker that dies ends what is under way with `EngineLost`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+from edged.serve.answers import Engine
+from engine import protocol
+
+STAGE_TIMEOUT_S = 120.0  # staging waits for the spare context to drain, so it can take as long as the longest answer
+
+
+class EngineLost(RuntimeError):
+    """The serve worker died, or did not answer in time; nothing is known of what it did."""
+
+
+class StageRefused(RuntimeError):
+    """The engine would not take the adapter. `code` as in `protocol.StageFailed`, or "not_resident" from a route."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Staging:
+    """Stage and Route as awaitable calls. Lives on the event loop."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._waiting: dict[str, asyncio.Future[protocol.Message]] = {}
+        self._numbers = itertools.count(1)
+
+    async def stage(
+        self, adapter: protocol.AdapterRef, *, fluency_prompts: tuple[str, ...], fluency_tokens: int, seed: int
+    ) -> protocol.Staged:
+        """Prove `adapter` in the spare context. Changes nothing for requests.
+
+        Raises:
+            StageRefused: the file is unreadable, of another model, or not finite.
+            EngineLost: the worker died meanwhile.
+        """
+        job_id = f"stage-{next(self._numbers)}"
+        answer = await self._call(
+            protocol.Stage(
+                job_id=job_id,
+                adapter=adapter,
+                fluency_prompts=fluency_prompts,
+                fluency_tokens=fluency_tokens,
+                seed=seed,
+            ),
+            job_id,
+        )
+        match answer:
+            case protocol.Staged():
+                return answer
+            case protocol.StageFailed():
+                raise StageRefused(answer.code, answer.message)
+            case _:
+                raise EngineLost(f"the serve worker answered Stage with {type(answer).__name__}")
+
+    async def route(self, version: int) -> protocol.Routed:
+        """Send new requests to a staged or resident version. Raises StageRefused `not_resident`, EngineLost."""
+        job_id = f"route-{next(self._numbers)}"
+        answer = await self._call(protocol.Route(job_id=job_id, version=version), job_id)
+        match answer:
+            case protocol.Routed():
+                return answer
+            case protocol.RouteFailed():
+                raise StageRefused("not_resident", answer.message)
+            case _:
+                raise EngineLost(f"the serve worker answered Route with {type(answer).__name__}")
+
+    def received(self, message: protocol.Message) -> bool:
+        """Take a message of the serve worker; False if it is not an answer to Stage or Route."""
+        match message:
+            case protocol.Staged() | protocol.StageFailed() | protocol.Routed() | protocol.RouteFailed():
+                future = self._waiting.pop(message.job_id, None)
+                if future is not None and not future.done():
+                    future.set_result(message)
+                return True
+            case _:
+                return False
+
+    def down(self) -> None:
+        """The worker is gone."""
+        waiting, self._waiting = self._waiting, {}
+        for future in waiting.values():
+            if not future.done():
+                future.set_exception(EngineLost("the serve worker died"))
+
+    async def _call(self, message: protocol.Message, job_id: str) -> protocol.Message:
+        if not self._engine.is_ready:
+            raise EngineLost("the serve worker is not running")
+        future: asyncio.Future[protocol.Message] = asyncio.get_running_loop().create_future()
+        self._waiting[job_id] = future
+        self._engine.send(message)
+        try:
+            async with asyncio.timeout(STAGE_TIMEOUT_S):
+                return await future
+        except TimeoutError:
+            raise EngineLost(f"the serve worker did not answer within {STAGE_TIMEOUT_S:g} s") from None
+        finally:
+            self._waiting.pop(job_id, None)
