@@ -466,6 +466,7 @@ class TrainJob:
     seed: int
     threads: int
     base_sha256: str
+    created_at: float = 0.0  # Unix seconds; goes into the manifest, so that a replay gives the same bytes
 
 
 JOB_FILE = "job.msgpack"

@@ -1,0 +1,1 @@
+"""Learning: when to update and on what, whether a candidate may be served, and what lies between."""

@@ -1,7 +1,7 @@
 """Adapters on the serve worker: stage one in the spare context, then route new requests to it.
 
 The client side of Stage and Route; the contexts themselves live in the worker. One staging or routing at a time: the
-caller holds them in order. A worker that dies ends what is under way with `EngineLost`.
+caller holds them in order. A worker that dies ends what is under way with `WorkerLost`.
 """
 
 from __future__ import annotations
@@ -9,22 +9,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 
+from edged.failure import JobRefused, WorkerLost
 from edged.serve.answers import Engine
 from engine import protocol
 
 STAGE_TIMEOUT_S = 120.0  # staging waits for the spare context to drain, so it can take as long as the longest answer
-
-
-class EngineLost(RuntimeError):
-    """The serve worker died, or did not answer in time; nothing is known of what it did."""
-
-
-class StageRefused(RuntimeError):
-    """The engine would not take the adapter. `code` as in `protocol.StageFailed`, or "not_resident" from a route."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 class Staging:
@@ -41,8 +30,8 @@ class Staging:
         """Prove `adapter` in the spare context. Changes nothing for requests.
 
         Raises:
-            StageRefused: the file is unreadable, of another model, or not finite.
-            EngineLost: the worker died meanwhile.
+            JobRefused: the file is unreadable, of another model, or not finite.
+            WorkerLost: the worker died meanwhile.
         """
         job_id = f"stage-{next(self._numbers)}"
         answer = await self._call(
@@ -59,21 +48,37 @@ class Staging:
             case protocol.Staged():
                 return answer
             case protocol.StageFailed():
-                raise StageRefused(answer.code, answer.message)
+                raise JobRefused(answer.code, answer.message)
             case _:
-                raise EngineLost(f"the serve worker answered Stage with {type(answer).__name__}")
+                raise WorkerLost(f"the serve worker answered Stage with {type(answer).__name__}")
 
     async def route(self, version: int) -> protocol.Routed:
-        """Send new requests to a staged or resident version. Raises StageRefused `not_resident`, EngineLost."""
+        """Send new requests to a staged or resident version. Raises JobRefused `not_resident`, WorkerLost."""
         job_id = f"route-{next(self._numbers)}"
         answer = await self._call(protocol.Route(job_id=job_id, version=version), job_id)
         match answer:
             case protocol.Routed():
                 return answer
             case protocol.RouteFailed():
-                raise StageRefused("not_resident", answer.message)
+                raise JobRefused("not_resident", answer.message)
             case _:
-                raise EngineLost(f"the serve worker answered Route with {type(answer).__name__}")
+                raise WorkerLost(f"the serve worker answered Route with {type(answer).__name__}")
+
+    async def go_live(self, adapter: protocol.AdapterRef) -> float:
+        """Make the worker serve `adapter` for new requests, staging it first where it is not resident.
+
+        Returns:
+            milliseconds in which no decode step ran because of the routing.
+        Raises:
+            JobRefused, WorkerLost: it still serves what it served, or is dead.
+        """
+        try:
+            return (await self.route(adapter.version)).swap_ms
+        except JobRefused as refused:
+            if refused.code != "not_resident":
+                raise
+        await self.stage(adapter, fluency_prompts=(), fluency_tokens=0, seed=0)
+        return (await self.route(adapter.version)).swap_ms
 
     def received(self, message: protocol.Message) -> bool:
         """Take a message of the serve worker; False if it is not an answer to Stage or Route."""
@@ -91,11 +96,11 @@ class Staging:
         waiting, self._waiting = self._waiting, {}
         for future in waiting.values():
             if not future.done():
-                future.set_exception(EngineLost("the serve worker died"))
+                future.set_exception(WorkerLost("the serve worker died"))
 
     async def _call(self, message: protocol.Message, job_id: str) -> protocol.Message:
         if not self._engine.is_ready:
-            raise EngineLost("the serve worker is not running")
+            raise WorkerLost("the serve worker is not running")
         future: asyncio.Future[protocol.Message] = asyncio.get_running_loop().create_future()
         self._waiting[job_id] = future
         self._engine.send(message)
@@ -103,6 +108,6 @@ class Staging:
             async with asyncio.timeout(STAGE_TIMEOUT_S):
                 return await future
         except TimeoutError:
-            raise EngineLost(f"the serve worker did not answer within {STAGE_TIMEOUT_S:g} s") from None
+            raise WorkerLost(f"the serve worker did not answer within {STAGE_TIMEOUT_S:g} s") from None
         finally:
             self._waiting.pop(job_id, None)

@@ -1,0 +1,28 @@
+"""How a job on a worker can fail. The client modules of `edged.serve` and `edged.learn` raise these.
+
+WorkerLost    the process died or went silent: nothing is known of what it did; the job may be tried again
+WorkerFault   the process says that it cannot do its role at all: trying again will not help
+JobRefused    the process is well and will not do this job
+"""
+
+from __future__ import annotations
+
+
+class WorkerLost(RuntimeError):
+    """Raised when a worker died, did not start, or did not answer in time."""
+
+
+class WorkerFault(RuntimeError):
+    """Raised when a worker cannot do its role. `code` as in `engine.protocol.Fault`."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class JobRefused(RuntimeError):
+    """Raised when a worker will not do a job. `code` as in `engine.protocol.StageFailed` and `TrainFailed`."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code

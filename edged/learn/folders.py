@@ -1,0 +1,127 @@
+"""Where learning keeps its files in the state folder, and how they get there. Blocking calls: run them in a thread.
+
+    adapters/v<N>-<sha8>/     published adapters; never changed
+    checkpoints/v<N>/         critic and optimizer state that belongs to a published adapter
+    spool/update-<id>/        an update that is not finished: job.msgpack, and out/ once it was trained
+
+A file or folder appears under its name complete or not at all.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgpack
+
+from adapters import manifest, store
+from engine import protocol
+
+CHECKPOINTS_KEPT = 3  # the live one, the one before it, and one more: older moments fit no adapter that is served
+
+
+class Folders:
+    """The learning part of one state folder."""
+
+    def __init__(self, state_folder: Path) -> None:
+        self.adapters = state_folder / "adapters"
+        self.checkpoints = state_folder / "checkpoints"
+        self.spool = state_folder / "spool"
+        self._state_folder = state_folder
+
+    def prepare(self, unfinished_updates: Iterable[int]) -> None:
+        """Make the folders, and clear away what a crash left: half-written files, jobs of finished updates."""
+        kept = {self.job(update_id) for update_id in unfinished_updates}
+        for folder in (self.adapters, self.checkpoints, self.spool):
+            folder.mkdir(exist_ok=True)
+            store.remove_leftovers(folder)
+        for folder in self.spool.iterdir():
+            if folder not in kept:
+                shutil.rmtree(folder)
+
+    def job(self, update_id: int) -> Path:
+        return self.spool / f"update-{update_id}"
+
+    def versions(self) -> dict[int, Path]:
+        """The published adapters by version."""
+        return {found.version: found.path for found in store.list_versions(self.adapters)}
+
+    def reference_to(self, version: int, versions: dict[int, Path]) -> protocol.AdapterRef:
+        """How workers are told of a published version. Raises KeyError if it is not among `versions`."""
+        return protocol.AdapterRef(version=version, folder=None if version == 0 else str(versions[version]))
+
+    def checkpoint(self, version: int) -> Path | None:
+        """The training state that belongs to `version`, if it is kept."""
+        path = self.checkpoints / f"v{version}"
+        return path if path.is_dir() else None
+
+    def write_job(self, update_id: int, job: protocol.TrainJob) -> None:
+        """Put the job where the trainer reads it; an existing job is left as it is, so that a replay is the same."""
+        folder = self.job(update_id)
+        folder.mkdir(exist_ok=True)
+        if not (folder / protocol.JOB_FILE).exists():
+            store.write_file_atomically(folder / protocol.JOB_FILE, msgpack.packb(protocol.to_map(job)))
+            store.fsync_folder(self.spool)
+
+    def read_job(self, update_id: int) -> protocol.TrainJob | None:
+        """The job of an update, None if it was not written yet. Raises protocol.WireError for a damaged one."""
+        path = self.job(update_id) / protocol.JOB_FILE
+        if not path.exists():
+            return None
+        return protocol.from_map(protocol.TrainJob, msgpack.unpackb(path.read_bytes()))
+
+    def result(self, update_id: int) -> protocol.TrainResult | None:
+        """What the trainer made of an update; None until it is complete."""
+        path = self.job(update_id) / protocol.OUT_FOLDER / protocol.RESULT_FILE
+        if not path.exists():
+            return None
+        return protocol.from_map(protocol.TrainResult, msgpack.unpackb(path.read_bytes()))
+
+    def candidate(self, update_id: int, version: int) -> Path:
+        """Where the candidate's adapter folder lies: in the job, or already among the published ones."""
+        return self.versions().get(version) or self.job(update_id) / protocol.OUT_FOLDER / "adapter"
+
+    def publish(self, candidate: Path, checkpoint: Path | None, version: int) -> tuple[str, str]:
+        """Move a candidate, and its training state, to where published ones lie; its folder name and its hash.
+
+        Doing it again after a crash in the middle finishes the move.
+        """
+        sha256 = manifest.verify(candidate).adapter_sha256
+        destination = self.adapters / store.folder_name(version, sha256)
+        if candidate != destination:
+            store.publish_folder(candidate, destination)
+        if checkpoint is not None and checkpoint.is_dir():
+            target = self.checkpoints / f"v{version}"
+            if target.exists():
+                shutil.rmtree(target)
+            store.publish_folder(checkpoint, target)
+            self._forget_old_checkpoints()
+        return destination.name, sha256
+
+    def withdraw(self, version: int) -> None:
+        """Take back a published folder that did not become live after all."""
+        path = self.versions().get(version)
+        if path is not None:
+            shutil.rmtree(path)
+        checkpoint = self.checkpoint(version)
+        if checkpoint is not None:
+            shutil.rmtree(checkpoint)
+
+    def clear_job(self, update_id: int) -> None:
+        shutil.rmtree(self.job(update_id), ignore_errors=True)
+
+    def write_current(self, version: int) -> None:
+        """Make CURRENT name the live adapter. The store decides what is live; this is for people and scripts."""
+        path = self.versions().get(version)
+        store.write_current(self._state_folder, None if path is None else path.name)
+
+    def _forget_old_checkpoints(self) -> None:
+        found = sorted(self.checkpoints.glob("v*"), key=lambda path: int(path.name[1:]), reverse=True)
+        for path in found[CHECKPOINTS_KEPT:]:
+            shutil.rmtree(path)
+
+
+def bytes_under(folder: Path) -> int:
+    """Size of all files below `folder`."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

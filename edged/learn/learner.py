@@ -1,0 +1,241 @@
+"""The learner: the loop that looks at what is on disk, decides, and makes updates.
+
+A thin shell around `edged.learn.plan`: it gathers the view, asks for a decision, writes the job and lets
+`edged.learn.updating` carry it. It starts with the updates that a crash left unfinished. One update at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+from edged.failure import WorkerFault
+from edged.learn import plan, reward
+from edged.learn.folders import Folders
+from edged.learn.ports import EpisodeShelf, LineageBook, RatingsBook, UpdateBook
+from edged.learn.scoring import tokens_of
+from edged.learn.trainer import Trainer
+from edged.learn.updating import Updater
+from edged.records import RatedChoice, Update
+from engine import protocol
+
+log = logging.getLogger(__name__)
+
+HOLD_FIRST_S = 60.0  # after the trainer could not start at all; doubles up to HOLD_MAX_S
+HOLD_MAX_S = 3600.0
+UNUSED_ROWS = 512  # of rated choices that one decision looks at
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LearnSettings:
+    """What `[learn]`, `[lora]` and `[reward]` say, resolved for this model and machine."""
+
+    enabled: bool
+    rules: plan.Rules
+    ppo: protocol.PpoSettings
+    lora: protocol.LoraSettings
+    reference: int
+    reward_clip: float
+    seed: int
+    threads: int
+
+
+class Listener(Protocol):
+    """Hears what the learner does."""
+
+    def learner_changed(self) -> None: ...
+
+    def update_finished(self, update: Update) -> None: ...
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Switches:
+    """What the operator has set; the learner reads it at every decision."""
+
+    paused: bool = False
+    asked: bool = False
+
+
+class Learner:
+    """`wake` after anything that may change a decision: a rating, a switch, a pin, new settings."""
+
+    def __init__(
+        self,
+        *,
+        settings: Callable[[], LearnSettings],
+        base_sha256: str,
+        probes: Callable[[], tuple[protocol.ProbeTokens, ...]],
+        ratings: RatingsBook,
+        episodes: EpisodeShelf,
+        updates: UpdateBook,
+        lineage: LineageBook,
+        folders: Folders,
+        trainer: Trainer,
+        updater: Updater,
+        listener: Listener,
+    ) -> None:
+        self._settings = settings
+        self._base_sha256 = base_sha256
+        self._probes = probes
+        self._ratings = ratings
+        self._episodes = episodes
+        self._updates = updates
+        self._lineage = lineage
+        self._folders = folders
+        self._trainer = trainer
+        self._updater = updater
+        self._listener = listener
+        self._awake = asyncio.Event()
+        self._held_until = 0.0
+        self._hold_s = HOLD_FIRST_S
+        self.switches = Switches()
+        self.state: plan.LearnerState = "idle"
+        self.why = ""
+        self.ratings_until_update = settings().rules.batch_ratings
+        self.progress: protocol.Progress | None = None
+
+    def wake(self) -> None:
+        self._awake.set()
+
+    def stage(self, update: Update, stage: Literal["training", "gating"]) -> None:
+        """The updater says where it stands."""
+        self._show(stage, f"update {update.id} makes v{update.version}")
+
+    async def run(self) -> None:
+        """Until cancelled: first the unfinished updates, then new ones as ratings come."""
+        for update in await self._updates.unfinished():
+            await self._carry(update)
+        while True:
+            self._awake.clear()
+            decision, view = await self._decide()
+            if decision.batch:
+                self.switches.asked = False
+                await self._begin(decision.batch, view)
+            else:
+                await self._sleep(decision.wake_at)
+
+    async def _sleep(self, wake_at: float | None) -> None:
+        until = [at for at in (wake_at, self._held_until) if at is not None and at > time.time()]
+        try:
+            async with asyncio.timeout(min(until) - time.time() if until else None):
+                await self._awake.wait()
+        except TimeoutError:
+            return
+
+    async def _decide(self) -> tuple[plan.Decision, plan.View]:
+        settings = self._settings()
+        live = await self._lineage.live()
+        versions = await asyncio.to_thread(self._folders.versions)
+        view = plan.View(
+            unused=await self._ratings.unused_rated(UNUSED_ROWS),
+            base_sha256=self._base_sha256,
+            newest_version=await self._lineage.newest_version(),
+            versions_on_disk=frozenset({0, *versions}),
+            reference=settings.reference,
+            paused=self.switches.paused or not settings.enabled,
+            pinned=live.pinned,
+            asked=self.switches.asked,
+        )
+        now = time.time()
+        decision = plan.decide(view, now, settings.rules)
+        if decision.drops:
+            await self._ratings.drop([(choice.feedback_id, reason) for choice, reason in decision.drops])
+        if now < self._held_until:
+            decision = dataclasses.replace(decision, batch=(), want_trainer=False)
+        elif decision.want_trainer:
+            self._trainer.warm_up()
+        self.ratings_until_update = decision.ratings_until_update
+        if not decision.batch:
+            self.switches.asked = False
+            self._show(decision.state, decision.why)
+        return decision, view
+
+    def _show(self, state: plan.LearnerState, why: str) -> None:
+        if (state, why) != (self.state, self.why):
+            if state != self.state:
+                log.info("learner: %s -> %s (%s)", self.state, state, why)
+            self.state, self.why, self.progress = state, why, None
+            self._listener.learner_changed()
+
+    async def _begin(self, batch: tuple[RatedChoice, ...], view: plan.View) -> None:
+        """Plan an update on disk, and carry it."""
+        settings = self._settings()
+        live = await self._lineage.live()
+        seed = settings.seed + view.newest_version + 1
+        oldest = max(0, view.newest_version - settings.rules.staleness)
+        used = await self._ratings.used_rated(oldest, UNUSED_ROWS)
+        replayed = plan.replay(used, n_new=len(batch), seed=seed, view=view, rules=settings.rules)
+        update = await self._updates.create(
+            parent_version=live.version,
+            seed=seed,
+            new_episode_ids=[choice.episode_id for choice in batch],
+            replay_episode_ids=[choice.episode_id for choice in replayed],
+            new_feedback_ids=[choice.feedback_id for choice in batch],
+            now=time.time(),
+        )
+        job = await self._job(update, batch, replayed, settings)
+        await asyncio.to_thread(self._folders.write_job, update.id, job)
+        await self._carry(update, max(choice.rated_at for choice in batch))
+
+    async def _carry(self, update: Update, rated_at: float | None = None) -> None:
+        job = await asyncio.to_thread(self._folders.read_job, update.id)
+        if job is None:  # killed between the plan and the job file: nothing was trained, so the ratings are still new
+            finished = await self._updates.finish(
+                update.id, verdict="skipped", reason="cut off before its job was written", seconds={}, metrics={},
+                now=time.time(), publish=None, caller="learner",
+            )  # fmt: skip
+            self._listener.update_finished(finished)
+            return
+        try:
+            finished = await self._updater.carry(update, job, rated_at)
+        except WorkerFault as fault:
+            self._held_until = time.time() + self._hold_s
+            log.error("the train worker cannot run, next try in %.0f s: %s", self._hold_s, fault)
+            self._hold_s = min(HOLD_MAX_S, self._hold_s * 2)
+            finished = await self._updates.finish(
+                update.id, verdict="skipped", reason=f"the train worker cannot run: {fault}", seconds={}, metrics={},
+                now=time.time(), publish=None, caller="learner",
+            )  # fmt: skip
+        else:
+            self._hold_s = HOLD_FIRST_S
+        log.info("update %d: v%d %s (%s)", finished.id, finished.version, finished.verdict, finished.reason)
+        self._listener.update_finished(finished)
+
+    async def _job(
+        self,
+        update: Update,
+        batch: tuple[RatedChoice, ...],
+        replayed: tuple[RatedChoice, ...],
+        settings: LearnSettings,
+    ) -> protocol.TrainJob:
+        """Everything that the update depends on."""
+        choices = (*batch, *replayed)
+        versions = await asyncio.to_thread(self._folders.versions)
+        episodes = await self._episodes.get([choice.episode_id for choice in choices])
+        checkpoint = await asyncio.to_thread(self._folders.checkpoint, update.parent_version)
+        return protocol.TrainJob(
+            job_id=f"update-{update.id}",
+            version=update.version,
+            parent=self._folders.reference_to(update.parent_version, versions),
+            reference=self._folders.reference_to(settings.reference, versions),
+            checkpoint=None if checkpoint is None else str(checkpoint),
+            episodes=tuple(
+                protocol.RatedEpisode(
+                    episode=tokens_of(episode, self._folders.reference_to(episode.version, versions)),
+                    reward=reward.reward_of(choice.rating, clip=settings.reward_clip),
+                    replay=index >= len(batch),
+                )
+                for index, (episode, choice) in enumerate(zip(episodes, choices, strict=True))
+            ),
+            probes=self._probes(),
+            ppo=settings.ppo,
+            lora=settings.lora,
+            seed=update.seed,
+            threads=settings.threads,
+            base_sha256=self._base_sha256,
+            created_at=update.created_at,
+        )

@@ -1,0 +1,178 @@
+"""When to make an update, and on which episodes. Pure: what is on disk and `now` in, a decision out.
+
+A choice counts once: after an update has trained on it, rating it again does not bring it back (the store keeps that).
+`batch_ratings` new ratings make an update; so do fewer, once the oldest has waited `max_wait_s`, or when somebody asks.
+A batch whose ratings are all equal carries no information about what is better, so it waits for contrast and joins the
+next one. Replay adds older rated episodes within the staleness cap, chosen by the update's seed.
+
+Nothing here remembers: the same view gives the same decision, so a start after a crash needs no other path.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Sequence
+from typing import Literal
+
+from edged.records import RatedChoice
+
+LearnerState = Literal["idle", "collecting", "waiting_for_contrast", "training", "gating", "paused"]
+CONTRAST_MIN = 1e-6  # ratings closer than this are equal
+RATINGS_MIN = 2  # a single rating has nothing to be compared with
+
+# Why a rated choice is not trained on. The rating itself stays in the store.
+DropReason = Literal["stale", "greedy", "cut_support", "no_logprobs", "empty", "other_base", "adapter_gone"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """`[learn]` as far as planning goes. staleness: how many versions old an episode may be."""
+
+    batch_ratings: int
+    max_wait_s: float
+    max_batch: int
+    replay_ratio: float
+    staleness: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What planning looks at. unused: rated choices that no update has trained on, oldest rating first.
+
+    newest_version: the highest version number used up so far; ages count from it, so a refused candidate ages too.
+    versions_on_disk: versions whose weights are there, 0 included.
+    reference: the version that the KL penalty pulls towards.
+    """
+
+    unused: Sequence[RatedChoice]
+    base_sha256: str
+    newest_version: int
+    versions_on_disk: frozenset[int]
+    reference: int
+    paused: bool
+    pinned: bool
+    asked: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """batch: the choices to train on as new, or () to wait. drops: choices that will never be trained on.
+
+    ratings_until_update: how many more ratings make an update, as far as counting goes.
+    wake_at: when time alone can change the decision; None if only new ratings can.
+    """
+
+    state: LearnerState
+    batch: tuple[RatedChoice, ...]
+    drops: tuple[tuple[RatedChoice, DropReason], ...]
+    ratings_until_update: int
+    want_trainer: bool
+    wake_at: float | None
+    why: str
+
+
+def decide(view: View, now: float, rules: Rules) -> Decision:
+    """Whether to make an update now."""
+    usable: list[RatedChoice] = []
+    drops: list[tuple[RatedChoice, DropReason]] = []
+    for choice in view.unused:
+        reason = unfit(choice, view, rules)
+        if reason is None:
+            usable.append(choice)
+        else:
+            drops.append((choice, reason))
+    missing = max(0, rules.batch_ratings - len(usable))
+
+    def waiting(state: LearnerState, why: str, *, want_trainer: bool, wake_at: float | None = None) -> Decision:
+        return Decision(
+            state=state,
+            batch=(),
+            drops=tuple(drops),
+            ratings_until_update=missing,
+            want_trainer=want_trainer,
+            wake_at=wake_at,
+            why=why,
+        )
+
+    if view.paused:
+        return waiting("paused", "paused by the operator", want_trainer=False)
+    if view.pinned:
+        return waiting("paused", "a version is pinned", want_trainer=False)
+    if view.reference not in view.versions_on_disk:
+        return waiting("paused", f"version {view.reference} (learn.reference) is not on this box", want_trainer=False)
+    if not usable:
+        return waiting("idle", "no new ratings", want_trainer=False)
+    due_at = usable[0].rated_at + rules.max_wait_s
+    enough = missing == 0 or view.asked or now >= due_at
+    want_trainer = len(usable) * 2 >= rules.batch_ratings or enough
+    if not enough:
+        return waiting(
+            "collecting", f"{missing} more ratings make an update", want_trainer=want_trainer, wake_at=due_at
+        )
+    batch = tuple(usable[: rules.max_batch])
+    if len(batch) < RATINGS_MIN or not has_contrast(batch):
+        # The newest of many equal ratings may bring the contrast: it must not be cut off by the batch's limit.
+        batch = with_contrast(usable, rules.max_batch)
+    if not batch:
+        return waiting("waiting_for_contrast", "all new ratings are equal", want_trainer=want_trainer)
+    return Decision(
+        state="training",
+        batch=batch,
+        drops=tuple(drops),
+        ratings_until_update=0,
+        want_trainer=True,
+        wake_at=None,
+        why=f"{len(batch)} new ratings",
+    )
+
+
+def unfit(choice: RatedChoice, view: View, rules: Rules) -> DropReason | None:
+    """Why PPO cannot train on `choice`; None if it can.
+
+    PPO needs the logprob of each token under the distribution that was sampled, with full support, and the weights
+    that sampled it.
+    """
+    if choice.base_sha256 != view.base_sha256:
+        return "other_base"
+    if choice.n_tokens == 0:
+        return "empty"
+    if choice.temperature == 0.0:
+        return "greedy"
+    if choice.top_p < 1.0 or choice.top_k > 0:
+        return "cut_support"
+    if not choice.logprobs_complete:
+        return "no_logprobs"
+    if view.newest_version - choice.version > rules.staleness:
+        return "stale"
+    if choice.version not in view.versions_on_disk:
+        return "adapter_gone"
+    return None
+
+
+def has_contrast(choices: Sequence[RatedChoice]) -> bool:
+    """Whether at least two ratings differ."""
+    ratings = [choice.rating for choice in choices]
+    return bool(ratings) and max(ratings) - min(ratings) > CONTRAST_MIN
+
+
+def with_contrast(usable: Sequence[RatedChoice], max_batch: int) -> tuple[RatedChoice, ...]:
+    """At most `max_batch` choices, oldest first, of which two differ; () if all ratings are equal."""
+    first = usable[0]
+    other = next((choice for choice in usable if abs(choice.rating - first.rating) > CONTRAST_MIN), None)
+    if other is None:
+        return ()
+    oldest = [choice for choice in usable[:max_batch] if choice.episode_id != other.episode_id]
+    return (*oldest[: max_batch - 1], other)
+
+
+def replay(used: Sequence[RatedChoice], *, n_new: int, seed: int, view: View, rules: Rules) -> tuple[RatedChoice, ...]:
+    """Which of the already used choices join an update of `n_new` new ones, drawn by `seed`.
+
+    Up to replay_ratio * n_new, and not past `max_batch` in all. The draw depends on nothing but the arguments, and
+    comes back in the order of `used`.
+    """
+    fit = [choice for choice in used if unfit(choice, view, rules) is None]
+    wanted = max(0, min(len(fit), int(rules.replay_ratio * n_new), rules.max_batch - n_new))
+    drawn = set(random.Random(seed).sample(range(len(fit)), wanted))
+    return tuple(choice for index, choice in enumerate(fit) if index in drawn)

@@ -1,0 +1,104 @@
+"""What learning needs from the rest of the daemon, as Protocols."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Protocol
+
+from edged.records import Adapter, Episode, EpisodeScore, Live, RatedChoice, Update, UpdateState, Verdict
+from engine import protocol
+
+
+class RatingsBook(Protocol):
+    async def unused_rated(self, limit: int) -> list[RatedChoice]:
+        """Choices with a rating that no finished update has used as new and that were not dropped; oldest first."""
+        ...
+
+    async def used_rated(self, min_version: int, limit: int) -> list[RatedChoice]:
+        """Choices that a finished update has used, made by `min_version` or later; newest first."""
+        ...
+
+    async def drop(self, drops: Sequence[tuple[str, str]]) -> None:
+        """Never train on these: (feedback id, reason)."""
+        ...
+
+
+class EpisodeShelf(Protocol):
+    async def get(self, ids: Sequence[int]) -> list[Episode]: ...
+
+    async def unscored(self, limit: int, min_version: int) -> list[Episode]: ...
+
+    async def set_scores(self, scores: Sequence[EpisodeScore]) -> None: ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedFiles:
+    """Where a published adapter lies: folder name under `adapters/`, and the hash of its weights."""
+
+    folder: str
+    sha256: str
+
+
+class UpdateBook(Protocol):
+    async def create(
+        self,
+        *,
+        parent_version: int,
+        seed: int,
+        new_episode_ids: Sequence[int],
+        replay_episode_ids: Sequence[int],
+        new_feedback_ids: Sequence[str],
+        now: float,
+    ) -> Update: ...
+
+    async def set_state(self, update_id: int, state: UpdateState, *, attempts: int | None = None) -> None: ...
+
+    async def finish(
+        self,
+        update_id: int,
+        *,
+        verdict: Verdict,
+        reason: str,
+        seconds: dict[str, float],
+        metrics: dict[str, float],
+        now: float,
+        publish: PublishedFiles | None,
+        caller: str,
+    ) -> Update:
+        """One transaction: the update ends, its ratings are used, and the adapter is published and live, or refused.
+
+        Raises edged.refusal.Refused 409 `live_changed` when `publish` is given and the parent is no longer live, or
+        a version is pinned.
+        """
+        ...
+
+    async def measured(self, update_id: int, seconds: dict[str, float], metrics: dict[str, float]) -> Update:
+        """Merge figures that were known only after the verdict (the swap) into a finished update."""
+        ...
+
+    async def unfinished(self) -> list[Update]: ...
+
+
+class LineageBook(Protocol):
+    async def live(self) -> Live: ...
+
+    async def get(self, version: int) -> Adapter | None: ...
+
+    async def newest_version(self) -> int: ...
+
+    async def set_metrics(self, version: int, metrics: dict[str, float]) -> None:
+        """Merge `metrics` into those of the version."""
+        ...
+
+
+class Stage(Protocol):
+    """The serving side's staging of adapters (`edged.serve.staging`)."""
+
+    async def stage(
+        self, adapter: protocol.AdapterRef, *, fluency_prompts: tuple[str, ...], fluency_tokens: int, seed: int
+    ) -> protocol.Staged: ...
+
+    async def go_live(self, adapter: protocol.AdapterRef) -> float:
+        """Serve `adapter` for new requests; milliseconds without decoding because of it."""
+        ...

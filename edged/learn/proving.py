@@ -1,0 +1,159 @@
+"""Proving a candidate: gather the evidence on the served stack and from the trainer, and let the gate judge it.
+
+A thin shell around `edged.learn.gate`. It stages the adapter (which changes nothing for requests), has its sampled
+answers scored under the base, and keeps each version's fluency with the lineage so that it is measured once. It
+publishes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+from adapters.errors import NotFiniteAdapter
+from adapters.folder import load_adapter_folder
+from adapters.shape import BaseShape
+from edged.learn import gate
+from edged.learn.ports import LineageBook, Stage
+from edged.learn.trainer import Trainer
+from engine import protocol
+
+BASE = protocol.AdapterRef(version=0, folder=None)
+FLUENCY_SEED = 20_011  # the same dice for every version, so that versions differ by their weights only
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ProvingSettings:
+    """fluency_prompts, fluency_tokens: of `[gate]`. eos_ids: the model's end-of-sequence tokens."""
+
+    limits: gate.Limits
+    fluency_prompts: tuple[str, ...]
+    fluency_tokens: int
+
+
+class Prover:
+    """Judges adapters. One at a time: the caller holds them in order."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        trainer: Trainer,
+        lineage: LineageBook,
+        settings: Callable[[], ProvingSettings],
+        eos_ids: Callable[[], frozenset[int]],
+        base: BaseShape,
+    ) -> None:
+        self._stage = stage
+        self._trainer = trainer
+        self._lineage = lineage
+        self._settings = settings
+        self._eos_ids = eos_ids
+        self._base = base
+
+    async def prove(
+        self, adapter: protocol.AdapterRef, live: protocol.AdapterRef, result: protocol.TrainResult | None
+    ) -> gate.Judgement:
+        """The judgement on `adapter`, which then stands staged.
+
+        Args:
+            live: the version that is served now.
+            result: what the trainer said of it; None for an adapter that was not trained here.
+
+        Raises:
+            JobRefused: the engine cannot load it. WorkerLost: a worker died.
+        """
+        assert adapter.folder is not None
+        finite, norm = await asyncio.to_thread(_weigh, Path(adapter.folder), self._base)
+        if not finite:
+            return gate.Judgement(accepted=False, reason="the adapter holds numbers that are not finite", metrics={})
+        base = await self._fluency_of(BASE)
+        at_live = base if live.version == 0 else await self._fluency_of(live)
+        staged = await self._stage_probes(adapter)
+        fluency = await self._judge_answers(staged)
+        await self._keep(adapter.version, fluency)
+        evidence = gate.Evidence(
+            weights_finite=finite,
+            norm=norm,
+            kl_live=None if result is None else result.metrics["kl/live"],
+            served=staged.canary,
+            served_live=staged.live_canary,
+            predicted=None if result is None else result.canary,
+            predicted_live=None if result is None else result.parent_canary,
+            fluency=fluency,
+            live=at_live,
+            base=base,
+        )
+        judgement = gate.judge(evidence, self._settings().limits)
+        times = {
+            "gate/load_ms": staged.load_ms,
+            "gate/prove_ms": staged.prove_ms,
+            "gate/longest_gap_ms": staged.longest_gap_ms,
+        }
+        return dataclasses.replace(judgement, metrics=judgement.metrics | times)
+
+    async def _fluency_of(self, adapter: protocol.AdapterRef) -> gate.Fluency:
+        """The fluency of a version: remembered, or measured now."""
+        known = await self._lineage.get(adapter.version)
+        if known is not None and "fluency/logprob" in known.metrics:
+            return gate.Fluency(
+                **{field.name: known.metrics[f"fluency/{field.name}"] for field in dataclasses.fields(gate.Fluency)}
+            )
+        fluency = await self._judge_answers(await self._stage_probes(adapter))
+        await self._keep(adapter.version, fluency)
+        return fluency
+
+    async def _keep(self, version: int, fluency: gate.Fluency) -> None:
+        await self._lineage.set_metrics(
+            version, {f"fluency/{name}": value for name, value in dataclasses.asdict(fluency).items()}
+        )
+
+    async def _stage_probes(self, adapter: protocol.AdapterRef) -> protocol.Staged:
+        settings = self._settings()
+        return await self._stage.stage(
+            adapter,
+            fluency_prompts=settings.fluency_prompts,
+            fluency_tokens=settings.fluency_tokens,
+            seed=FLUENCY_SEED,
+        )
+
+    async def _judge_answers(self, staged: protocol.Staged) -> gate.Fluency:
+        """Have the staged version's answers scored under the base.
+
+        They are no episodes: negative ids keep them apart from the store's.
+        """
+        episodes = tuple(
+            protocol.EpisodeTokens(
+                episode_id=-1 - index,
+                prompt_ids=answer.prompt_ids,
+                completion_ids=answer.completion_ids,
+                logprobs=(None,) * len(answer.completion_ids),
+                temperature=1.0,
+                adapter=BASE,
+            )
+            for index, answer in enumerate(staged.fluency)
+            if answer.completion_ids
+        )
+        scores = {score.episode_id: score for score in await self._trainer.score(episodes, BASE)} if episodes else {}
+        eos_ids = self._eos_ids()
+        return gate.fluency_of(
+            [
+                (
+                    answer.completion_ids,
+                    scores[-1 - index].reference_logprob if -1 - index in scores else None,
+                )
+                for index, answer in enumerate(staged.fluency)
+            ],
+            eos_ids,
+        )
+
+
+def _weigh(folder: Path, base: BaseShape) -> tuple[bool, float]:
+    """Whether the weights are finite, and their norm. Blocking: reads the folder."""
+    try:
+        weights, _ = load_adapter_folder(folder, base)
+        weights.check_finite()
+    except NotFiniteAdapter:
+        return False, 0.0
+    return True, weights.norm()

@@ -1,0 +1,139 @@
+"""The client of the train worker: Score and Train as awaitable calls.
+
+The worker is started on demand and stays while somebody wants it; what starts and stops it lives in
+`edged.learn.learner`. A worker that dies ends what is under way with `WorkerLost`; the job folder is still there, and
+the same job may be given to the next worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from edged.failure import JobRefused, WorkerFault, WorkerLost
+from engine import protocol
+
+
+class TrainEngine(Protocol):
+    """The train worker as this module sees it."""
+
+    @property
+    def is_ready(self) -> bool: ...
+
+    def want(self) -> None: ...
+
+    def unwant(self) -> None: ...
+
+    def kill(self, why: str) -> None: ...
+
+    def send(self, message: protocol.Message) -> None: ...
+
+
+class Trainer:
+    """Lives on the event loop; `ready`, `down`, `fault` and `received` are called by its owner."""
+
+    def __init__(
+        self, engine: TrainEngine, *, start_timeout_s: float, on_progress: Callable[[protocol.Progress], None]
+    ):
+        self._engine = engine
+        self._start_timeout_s = start_timeout_s
+        self._on_progress = on_progress
+        self._ready = asyncio.Event()
+        self._fault: protocol.Fault | None = None
+        self._waiting: dict[str, asyncio.Future[protocol.Message]] = {}
+        self._numbers = itertools.count(1)
+
+    @property
+    def is_ready(self) -> bool:
+        return self._engine.is_ready
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._waiting)
+
+    async def start(self) -> None:
+        """Returns once the worker is ready. Raises WorkerFault, WorkerLost."""
+        self._fault = None
+        self._engine.want()
+        try:
+            async with asyncio.timeout(self._start_timeout_s):
+                await self._ready.wait()
+        except TimeoutError:
+            raise WorkerLost(f"the train worker was not ready within {self._start_timeout_s:g} s") from None
+        if self._fault is not None:
+            raise WorkerFault(self._fault.code, self._fault.message)
+
+    def warm_up(self) -> None:
+        """Start the worker without waiting for it."""
+        self._engine.want()
+
+    async def score(
+        self, episodes: tuple[protocol.EpisodeTokens, ...], reference: protocol.AdapterRef
+    ) -> tuple[protocol.EpisodeScore, ...]:
+        """Scores of `episodes`; the trainer also keeps what it computed for a coming update. Raises WorkerLost."""
+        job_id = f"score-{next(self._numbers)}"
+        answer = await self._call(protocol.Score(job_id=job_id, episodes=episodes, reference=reference), job_id)
+        match answer:
+            case protocol.Scored():
+                return answer.scores
+            case protocol.TrainFailed():
+                raise JobRefused(answer.code, answer.message)
+            case _:
+                raise WorkerLost(f"the train worker answered Score with {type(answer).__name__}")
+
+    async def train(self, job_id: str, folder: Path) -> protocol.TrainResult:
+        """Run the job in `folder`. Raises JobRefused, WorkerLost."""
+        answer = await self._call(protocol.Train(job_id=job_id, folder=str(folder)), job_id)
+        match answer:
+            case protocol.Trained():
+                return answer.result
+            case protocol.TrainFailed():
+                raise JobRefused(answer.code, answer.message)
+            case _:
+                raise WorkerLost(f"the train worker answered Train with {type(answer).__name__}")
+
+    def ready(self) -> None:
+        """A worker is ready."""
+        self._ready.set()
+
+    def fault(self, fault: protocol.Fault) -> None:
+        """The worker said that it cannot do its role; it is not started again until somebody asks."""
+        self._fault = fault
+        self._engine.unwant()
+        self._ready.set()
+
+    def down(self) -> None:
+        """The worker is gone."""
+        self._ready.clear()
+        waiting, self._waiting = self._waiting, {}
+        for future in waiting.values():
+            if not future.done():
+                future.set_exception(WorkerLost("the train worker died"))
+
+    def received(self, message: protocol.Message) -> bool:
+        """Take a message of the train worker; False if it is none of Scored, Progress, Trained, TrainFailed."""
+        match message:
+            case protocol.Progress():
+                self._on_progress(message)
+                return True
+            case protocol.Scored() | protocol.Trained() | protocol.TrainFailed():
+                future = self._waiting.pop(message.job_id, None)
+                if future is not None and not future.done():
+                    future.set_result(message)
+                return True
+            case _:
+                return False
+
+    async def _call(self, message: protocol.Message, job_id: str) -> protocol.Message:
+        if not self._engine.is_ready:
+            raise WorkerLost("the train worker is not running")
+        future: asyncio.Future[protocol.Message] = asyncio.get_running_loop().create_future()
+        self._waiting[job_id] = future
+        self._engine.send(message)
+        try:
+            return await future
+        finally:
+            self._waiting.pop(job_id, None)

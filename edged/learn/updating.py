@@ -1,0 +1,208 @@
+"""One update, carried from its plan to its verdict: train, prove, publish or refuse.
+
+Every step can be cut off by a kill at any point; `carry` picks an update up from what is on disk:
+
+    no out/            train (the same job folder, so the same bytes)
+    out/ is there      prove, then publish or refuse
+    already published  (files moved, verdict not yet written) prove and publish again: every step may be repeated
+
+The verdict, the version's state and what is live change in one transaction of the store; routing follows it. So after
+a kill between the two the daemon starts on what the store says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+from edged.failure import JobRefused, WorkerLost
+from edged.learn import gate
+from edged.learn.folders import Folders, bytes_under
+from edged.learn.ports import PublishedFiles, Stage, UpdateBook
+from edged.learn.proving import Prover
+from edged.learn.trainer import Trainer
+from edged.records import Update, Verdict
+from edged.refusal import Refused
+from engine import protocol
+
+log = logging.getLogger(__name__)
+
+CALLER = "learner"
+PROVING_ATTEMPTS = 3
+PROVING_PAUSE_S = 1.0  # between attempts: the worker needs a moment to be started again
+
+
+class Reporter(Protocol):
+    """Hears how an update goes on."""
+
+    def stage(self, update: Update, stage: Literal["training", "gating"]) -> None: ...
+
+
+class Updater:
+    """Carries updates, one at a time; `candidates` is held while a candidate stands staged, also by imports."""
+
+    def __init__(
+        self,
+        *,
+        folders: Folders,
+        updates: UpdateBook,
+        trainer: Trainer,
+        prover: Prover,
+        stage: Stage,
+        candidates: asyncio.Lock,
+        max_attempts: Callable[[], int],
+        reporter: Reporter,
+    ) -> None:
+        self._folders = folders
+        self._updates = updates
+        self._trainer = trainer
+        self._prover = prover
+        self._stage = stage
+        self._candidates = candidates
+        self._max_attempts = max_attempts
+        self._reporter = reporter
+
+    async def carry(self, update: Update, job: protocol.TrainJob, rated_at: float | None) -> Update:
+        """The finished update. rated_at: when the last of its new ratings came, to tell how long all took.
+
+        Raises WorkerFault if the trainer cannot start at all; the update is then unfinished, as before.
+        """
+        began = time.monotonic()
+        seconds: dict[str, float] = {}
+        try:
+            result = await self._train(update, job, seconds)
+        except JobRefused as refused:
+            return await self._finish(update, "failed", f"{refused.code}: {refused}", seconds, {})
+        except WorkerLost as lost:
+            return await self._finish(update, "failed", f"the trainer died every time: {lost}", seconds, {})
+        async with self._candidates:
+            await self._updates.set_state(update.id, "gating")
+            self._reporter.stage(update, "gating")
+            finished = await self._prove_and_publish(update, job, result, seconds, began, rated_at)
+        await asyncio.to_thread(self._folders.clear_job, update.id)
+        return finished
+
+    async def _train(self, update: Update, job: protocol.TrainJob, seconds: dict[str, float]) -> protocol.TrainResult:
+        """The trainer's result, from disk if it is there already. Raises JobRefused, WorkerLost, WorkerFault."""
+        attempts = update.attempts
+        while True:
+            result = await asyncio.to_thread(self._folders.result, update.id)
+            if result is not None:
+                return result
+            if attempts >= self._max_attempts():
+                raise WorkerLost(f"{attempts} attempts")
+            attempts += 1
+            await self._updates.set_state(update.id, "training", attempts=attempts)
+            self._reporter.stage(update, "training")
+            began = time.monotonic()
+            try:
+                await self._trainer.start()
+                seconds["start"] = seconds.get("start", 0.0) + time.monotonic() - began
+                began = time.monotonic()
+                return await self._trainer.train(job.job_id, self._folders.job(update.id))
+            except WorkerLost as lost:
+                log.warning("update %d, attempt %d of %d: %s", update.id, attempts, self._max_attempts(), lost)
+            finally:
+                seconds["train"] = seconds.get("train", 0.0) + time.monotonic() - began
+
+    async def _prove_and_publish(
+        self,
+        update: Update,
+        job: protocol.TrainJob,
+        result: protocol.TrainResult,
+        seconds: dict[str, float],
+        began: float,
+        rated_at: float | None,
+    ) -> Update:
+        metrics = dict(result.metrics)
+        metrics |= {f"dropped/{reason}": float(count) for reason, count in result.dropped.items()}
+        seconds |= {f"train/{stage}": value for stage, value in result.seconds.items()}
+        candidate = await asyncio.to_thread(self._folders.candidate, update.id, update.version)
+        metrics["bytes/written"] = float(await asyncio.to_thread(bytes_under, candidate.parent))
+        gating = time.monotonic()
+        judgement = await self._prove(
+            protocol.AdapterRef(version=update.version, folder=str(candidate)), job.parent, result
+        )
+        seconds["gate"] = time.monotonic() - gating
+        metrics |= judgement.metrics
+        if not judgement.accepted:
+            return await self._finish(update, "refused", judgement.reason, seconds, metrics)
+        return await self._publish(update, seconds, metrics, judgement.reason, began, rated_at)
+
+    async def _prove(
+        self, candidate: protocol.AdapterRef, parent: protocol.AdapterRef, result: protocol.TrainResult
+    ) -> gate.Judgement:
+        """The gate's judgement. A worker that dies under the candidate every time speaks against the candidate."""
+        for attempt in range(1, PROVING_ATTEMPTS + 1):
+            try:
+                await self._trainer.start()
+                return await self._prover.prove(candidate, parent, result)
+            except JobRefused as refused:
+                return gate.Judgement(accepted=False, reason=f"a worker refused it: {refused}", metrics={})
+            except WorkerLost as lost:
+                log.warning("v%d: proving attempt %d of %d: %s", candidate.version, attempt, PROVING_ATTEMPTS, lost)
+                await asyncio.sleep(PROVING_PAUSE_S)
+        return gate.Judgement(accepted=False, reason="a worker died under it every time it was tried", metrics={})
+
+    async def _publish(
+        self,
+        update: Update,
+        seconds: dict[str, float],
+        metrics: dict[str, float],
+        reason: str,
+        began: float,
+        rated_at: float | None,
+    ) -> Update:
+        publishing = time.monotonic()
+        candidate = await asyncio.to_thread(self._folders.candidate, update.id, update.version)
+        checkpoint = self._folders.job(update.id) / protocol.OUT_FOLDER / "checkpoint"
+        folder, sha256 = await asyncio.to_thread(self._folders.publish, candidate, checkpoint, update.version)
+        try:
+            finished = await self._updates.finish(
+                update.id,
+                verdict="published",
+                reason=reason,
+                seconds=seconds,
+                metrics=metrics,
+                now=time.time(),
+                publish=PublishedFiles(folder=folder, sha256=sha256),
+                caller=CALLER,
+            )
+        except Refused as refused:
+            await asyncio.to_thread(self._folders.withdraw, update.version)
+            return await self._finish(update, "skipped", str(refused), seconds, metrics)
+        await asyncio.to_thread(self._folders.write_current, update.version)
+        seconds["publish"] = time.monotonic() - publishing
+        swapping = time.monotonic()
+        metrics["swap_ms"] = await self._go_live(update.version)
+        seconds["swap"] = time.monotonic() - swapping
+        seconds["total"] = time.monotonic() - began
+        if rated_at is not None:
+            seconds["rating_to_live"] = time.time() - rated_at
+        return await self._updates.measured(finished.id, seconds, metrics)
+
+    async def _go_live(self, version: int) -> float:
+        """Milliseconds without decoding. A worker that died meanwhile starts on the live version by itself."""
+        versions = await asyncio.to_thread(self._folders.versions)
+        try:
+            return await self._stage.go_live(self._folders.reference_to(version, versions))
+        except (WorkerLost, JobRefused) as error:
+            log.warning("v%d is live, and the serve worker takes it at its next start: %s", version, error)
+            return 0.0
+
+    async def _finish(
+        self, update: Update, verdict: Verdict, reason: str, seconds: dict[str, float], metrics: dict[str, float]
+    ) -> Update:
+        return await self._updates.finish(
+            update.id,
+            verdict=verdict,
+            reason=reason,
+            seconds=seconds,
+            metrics=metrics,
+            now=time.time(),
+            publish=None,
+            caller=CALLER,
+        )
