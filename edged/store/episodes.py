@@ -1,0 +1,239 @@
+"""Episodes: what was sampled, token by token, and what the trainer said of it."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import apsw
+
+from edged.records import Caller, Episode, EpisodeScore, Feedback
+from edged.store import audit, blobs, feedback
+from edged.store.database import Database
+from edged.store.rows import Row, all_rows
+from edged.store.tally import Tally
+
+_COLUMNS = (
+    "id, completion_id, choice, created_at, kind, model, base_sha256, version, messages, prompt, prompt_ids,"
+    " completion_ids, logprobs, raw_logprobs, text, finish_reason, temperature, top_p, top_k, seed, max_tokens, user,"
+    " metadata, caller"
+)
+_EPISODE = ", ".join(f"e.{column.strip()}" for column in _COLUMNS.split(","))
+_N_EPISODE = len(_COLUMNS.split(","))
+
+_INSERT = (
+    "INSERT INTO episodes (completion_id, choice, created_at, kind, model, base_sha256, version, messages, prompt,"
+    " prompt_ids, completion_ids, logprobs, raw_logprobs, n_tokens, logprobs_complete, text, finish_reason,"
+    " temperature, top_p, top_k, seed, max_tokens, user, metadata, caller)"
+    f" VALUES ({', '.join('?' * 25)})"
+)
+
+
+class Episodes:
+    """The book of episodes. Writes return when the rows are on disk."""
+
+    def __init__(self, database: Database, tally: Tally, *, clock: Callable[[], float] = time.time) -> None:
+        self._database = database
+        self._tally = tally
+        self._clock = clock
+
+    def count(self) -> int:
+        """Episodes in the store. No I/O."""
+        return self._tally.episodes
+
+    async def add(self, episode: Episode) -> int:
+        """Store an episode and return its id; the id in `episode` is ignored. Ids rise and are never used twice.
+
+        Raises StoreError if this choice of this completion is stored already.
+        """
+        values = _to_row(episode)
+
+        def insert(connection: apsw.Connection) -> int:
+            connection.execute(_INSERT, values)
+            episode_id = connection.last_insert_rowid()
+            if episode.completion_ids:
+                connection.execute("INSERT INTO unscored VALUES (?, ?)", (episode_id, episode.version))
+            return episode_id
+
+        def counted(_id: int) -> None:
+            self._tally.episodes += 1
+
+        return await self._database.write(insert, counted)
+
+    async def get(self, ids: Sequence[int]) -> list[Episode]:
+        """The episodes with these ids, in the order asked; those that do not exist (any more) are left out."""
+
+        query = (
+            f"SELECT {_EPISODE} FROM json_each(?) AS asked JOIN episodes AS e ON e.id = asked.value ORDER BY asked.key"
+        )
+        return await self._select(query, blobs.to_json([*ids]))
+
+    async def find(self, completion_id: str) -> list[Episode]:
+        """The choices of one completion, by choice; [] if unknown."""
+
+        query = f"SELECT {_EPISODE} FROM episodes AS e WHERE completion_id = ? ORDER BY choice"
+        return await self._select(query, completion_id)
+
+    async def unscored(self, limit: int, min_version: int, *, base_sha256: str | None = None) -> list[Episode]:
+        """Episodes without a score, newest first. Those without a token have nothing to score and are left out.
+
+        Args:
+            min_version: only those by this version or a later one.
+            base_sha256: only those sampled on this base model; None: on any.
+        """
+
+        query = (
+            f"SELECT {_EPISODE} FROM unscored AS u JOIN episodes AS e ON e.id = u.episode_id"
+            " WHERE u.version >= ?1 AND (?2 IS NULL OR e.base_sha256 = ?2) ORDER BY u.episode_id DESC LIMIT ?3"
+        )
+        return await self._select(query, min_version, base_sha256, limit)
+
+    async def set_scores(self, scores: Iterable[EpisodeScore]) -> None:
+        """Keep what the trainer said, the newest word for each episode; an episode that is gone is passed over."""
+        rows = [(s.episode_id, s.reference_version, s.reference_logprob, s.kl, s.engine_gap) for s in scores]
+
+        def replace(connection: apsw.Connection) -> None:
+            connection.executemany(
+                "INSERT OR REPLACE INTO scores (episode_id, reference_version, reference_logprob, kl, engine_gap)"
+                " SELECT ?1, ?2, ?3, ?4, ?5 WHERE EXISTS (SELECT 1 FROM episodes WHERE id = ?1)",
+                rows,
+            )
+            connection.executemany("DELETE FROM unscored WHERE episode_id = ?", [row[:1] for row in rows])
+
+        await self._database.write(replace)
+
+    async def delete_user(self, user: str, *, caller: Caller) -> int:
+        """Remove every episode, rating and preference of `user`; the number of episodes removed.
+
+        Feedback that `user` gave on others' answers goes too, and what others said before counts again. The audit keeps
+        a hash of the name, not the name.
+        """
+        now = self._clock()
+
+        def delete(connection: apsw.Connection) -> tuple[int, Tally]:
+            connection.execute(
+                "DELETE FROM ratings WHERE episode_id IN (SELECT id FROM episodes WHERE user = ?)", (user,)
+            )
+            connection.execute("DELETE FROM episodes WHERE user = ?", (user,))
+            removed = connection.changes()
+            feedback.remove_of_user(connection, user)
+            connection.execute("DELETE FROM preferences WHERE user = ?", (user,))
+            name_hash = hashlib.sha256(user.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+            detail = {"user_sha256": name_hash, "episodes": removed}
+            audit.record(connection, "delete_user", detail, caller=caller, now=now)
+            return removed, Tally.read(connection)
+
+        removed, _ = await self._database.write(delete, lambda outcome: self._tally.replace(outcome[1]))
+        return removed
+
+    async def _select(self, query: str, *values: str | int | None) -> list[Episode]:
+        return await self._database.read(
+            lambda connection: [_to_episode(row) for row in all_rows(connection, query, values)]
+        )
+
+    async def list(
+        self, *, after: int, limit: int, version: int | None, rated: bool | None
+    ) -> list[tuple[Episode, Feedback | None, EpisodeScore | None]]:
+        """Episodes with id > after, oldest first, with the feedback that counts and the trainer's score, if any.
+
+        Args:
+            version: only those by this adapter; None: all.
+            rated: only those whose counting feedback has a rating (True) or has none (False); None: all.
+        """
+        conditions = ["e.id > ?"]
+        values: list[int] = [after]
+        if version is not None:
+            conditions.append("e.version = ?")
+            values.append(version)
+        if rated is not None:
+            conditions.append(f"f.rating IS {'NOT ' if rated else ''}NULL")
+        query = (
+            f"SELECT {_EPISODE}, {feedback.COLUMNS}, s.reference_version, s.reference_logprob, s.kl, s.engine_gap"
+            " FROM episodes AS e LEFT JOIN ratings AS r ON r.episode_id = e.id"
+            " LEFT JOIN feedback AS f ON f.seq = r.feedback_seq LEFT JOIN scores AS s ON s.episode_id = e.id"
+            f" WHERE {' AND '.join(conditions)} ORDER BY e.id LIMIT ?"
+        )
+        return await self._database.read(
+            lambda connection: [_to_entry(row) for row in all_rows(connection, query, (*values, limit))]
+        )
+
+
+def _to_row(episode: Episode) -> tuple[Any, ...]:
+    n_tokens = len(episode.completion_ids)
+    logprobs_complete = len(episode.logprobs) == n_tokens and all(
+        value is not None and value == value for value in episode.logprobs
+    )
+    return (
+        episode.completion_id,
+        episode.choice,
+        episode.created_at,
+        episode.kind,
+        episode.model,
+        episode.base_sha256,
+        episode.version,
+        None if episode.messages is None else blobs.to_json(episode.messages),
+        episode.prompt,
+        blobs.pack_ids(episode.prompt_ids),
+        blobs.pack_ids(episode.completion_ids),
+        blobs.pack_logprobs(episode.logprobs),
+        blobs.pack_logprobs(episode.raw_logprobs),
+        n_tokens,
+        logprobs_complete,
+        episode.text,
+        episode.finish_reason,
+        episode.temperature,
+        episode.top_p,
+        episode.top_k,
+        episode.seed,
+        episode.max_tokens,
+        episode.user,
+        blobs.to_json(episode.metadata),
+        episode.caller,
+    )
+
+
+def _to_episode(row: Row) -> Episode:
+    return Episode(
+        id=row[0],
+        completion_id=row[1],
+        choice=row[2],
+        created_at=row[3],
+        kind=row[4],
+        model=row[5],
+        base_sha256=row[6],
+        version=row[7],
+        messages=None if row[8] is None else blobs.from_json(row[8]),
+        prompt=row[9],
+        prompt_ids=blobs.unpack_ids(row[10]),
+        completion_ids=blobs.unpack_ids(row[11]),
+        logprobs=blobs.unpack_logprobs(row[12]),
+        raw_logprobs=blobs.unpack_logprobs(row[13]),
+        text=row[14],
+        finish_reason=row[15],
+        temperature=row[16],
+        top_p=row[17],
+        top_k=row[18],
+        seed=row[19],
+        max_tokens=row[20],
+        user=row[21],
+        metadata=blobs.from_json(row[22]),
+        caller=row[23],
+    )
+
+
+def _to_entry(row: Row) -> tuple[Episode, Feedback | None, EpisodeScore | None]:
+    episode = _to_episode(row[:_N_EPISODE])
+    feedback_end = _N_EPISODE + feedback.N_COLUMNS
+    feedback_row, score_row = row[_N_EPISODE:feedback_end], row[feedback_end:]
+    score = None
+    if score_row[0] is not None:
+        score = EpisodeScore(
+            episode_id=episode.id,
+            reference_version=score_row[0],
+            reference_logprob=score_row[1],
+            kl=score_row[2],
+            engine_gap=score_row[3],
+        )
+    return episode, None if feedback_row[0] is None else feedback.to_feedback(feedback_row), score

@@ -1,0 +1,369 @@
+"""Feedback: append-only rows, the newest of each choice counts; and which ratings still wait for an update.
+
+The table `ratings` has one row for each choice with feedback. It names the row that counts and says what became of the
+choice: fresh -> used (for good) or dropped; see `edged.store.schema`. Rating a dropped choice again makes it fresh
+again; rating a used one again changes the reward that replay sees, and nothing else.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import apsw
+
+from edged.records import Feedback, NewFeedback, Preference, RatedChoice
+from edged.refusal import Refused
+from edged.store import blobs
+from edged.store.database import Database
+from edged.store.rows import Row, all_rows, first_row, single_row
+from edged.store.tally import Tally
+
+COLUMNS = (
+    "f.id, e.completion_id, e.choice, f.rating, f.correction, f.reason, f.user, f.tags, f.source, f.caller,"
+    " f.created_at, f.replaces"
+)
+N_COLUMNS = 12
+
+_FEEDBACK = f"SELECT {COLUMNS} FROM feedback AS f JOIN episodes AS e ON e.id = f.episode_id"
+
+_RATED_CHOICE = (
+    "SELECT e.id, f.id, f.rating, f.created_at, e.version, e.base_sha256, e.temperature, e.top_p, e.top_k, e.n_tokens,"
+    " e.logprobs_complete, r.used_by"
+    " FROM ratings AS r JOIN feedback AS f ON f.seq = r.feedback_seq JOIN episodes AS e ON e.id = r.episode_id"
+)
+
+
+class FeedbackRows:
+    """The book of feedback. Writes return when the rows are on disk."""
+
+    def __init__(self, database: Database, tally: Tally, *, clock: Callable[[], float] = time.time) -> None:
+        self._database = database
+        self._tally = tally
+        self._clock = clock
+
+    def counts(self) -> tuple[int, int]:
+        """Feedback rows, and choices whose newest row has a rating. No I/O."""
+        return self._tally.feedback, self._tally.ratings
+
+    def drop_counts(self) -> dict[str, int]:
+        """Reason -> feedback rows that no update can use. No I/O."""
+        return dict(self._tally.drops)
+
+    async def add(self, feedback: NewFeedback, *, idempotency_key: str | None) -> tuple[Feedback, bool]:
+        """The stored row, and False if an earlier call by this caller with the same key and body already made it.
+
+        Raises Refused: 404 `completion_not_found`, 409 `idempotency_conflict`.
+        """
+        now = self._clock()
+
+        def insert(connection: apsw.Connection) -> tuple[Feedback, bool, int]:
+            return _insert(connection, feedback, idempotency_key, now=now)
+
+        stored, is_new, _ = await self._database.write(insert, lambda outcome: self._count([outcome]))
+        return stored, is_new
+
+    async def add_many(
+        self, feedback: Sequence[NewFeedback], *, idempotency_keys: Sequence[str | None] = ()
+    ) -> list[Feedback | Refused]:
+        """One result per item, in order; a refused item does not stop the others. One commit for all.
+
+        `idempotency_keys` is empty or as long as `feedback`.
+        """
+        items = list(zip(feedback, idempotency_keys or [None] * len(feedback), strict=True))
+        now = self._clock()
+
+        def insert(connection: apsw.Connection) -> list[tuple[Feedback, bool, int] | Refused]:
+            outcomes: list[tuple[Feedback, bool, int] | Refused] = []
+            for item, key in items:
+                try:
+                    outcomes.append(_insert(connection, item, key, now=now))
+                except Refused as refusal:  # raised before anything of the item was written
+                    outcomes.append(refusal)
+            return outcomes
+
+        def count(outcomes: list[tuple[Feedback, bool, int] | Refused]) -> None:
+            self._count([outcome for outcome in outcomes if not isinstance(outcome, Refused)])
+
+        outcomes = await self._database.write(insert, count)
+        return [outcome if isinstance(outcome, Refused) else outcome[0] for outcome in outcomes]
+
+    async def get(self, feedback_id: str) -> Feedback | None:
+        def read(connection: apsw.Connection) -> Feedback | None:
+            row = first_row(connection, f"{_FEEDBACK} WHERE f.id = ?", (feedback_id,))
+            return None if row is None else to_feedback(row)
+
+        return await self._database.read(read)
+
+    async def prefer(self, preference: Preference) -> Preference:
+        """Store a pair; an empty id is filled in."""
+        stored = preference
+        if not preference.id:
+            stored = Preference(
+                id=_new_id("pref"),
+                messages=preference.messages,
+                chosen=preference.chosen,
+                rejected=preference.rejected,
+                user=preference.user,
+                caller=preference.caller,
+                created_at=preference.created_at,
+            )
+
+        def insert(connection: apsw.Connection) -> None:
+            connection.execute(
+                "INSERT INTO preferences (id, messages, chosen, rejected, user, caller, created_at)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (
+                    stored.id,
+                    blobs.to_json(stored.messages),
+                    stored.chosen,
+                    stored.rejected,
+                    stored.user,
+                    stored.caller,
+                    stored.created_at,
+                ),
+            )
+
+        await self._database.write(insert)
+        return stored
+
+    async def unused_rated(self, limit: int) -> list[RatedChoice]:
+        """Choices that wait for their first update, by the time of the rating that counts, oldest first."""
+        return await self._rated_choices(
+            f"{_RATED_CHOICE} WHERE r.state = 'fresh' ORDER BY r.feedback_seq LIMIT ?", limit
+        )
+
+    async def used_rated(self, min_version: int, limit: int) -> list[RatedChoice]:
+        """Choices that a finished update has used as new and that are still rated, newest rating first.
+
+        min_version: only those sampled by this adapter version or a later one.
+        """
+        return await self._rated_choices(
+            f"{_RATED_CHOICE} WHERE r.state = 'used' AND r.version >= ? AND f.rating IS NOT NULL"
+            " ORDER BY r.feedback_seq DESC LIMIT ?",
+            min_version,
+            limit,
+        )
+
+    async def drop(self, drops: Iterable[tuple[str, str]]) -> None:
+        """Take ratings out of planning: (feedback id, reason). Those that are not fresh, or gone, are passed over."""
+        pairs = list(drops)
+
+        def insert(connection: apsw.Connection) -> dict[str, int]:
+            dropped: dict[str, int] = {}
+            for feedback_id, reason in pairs:
+                connection.execute(
+                    "UPDATE ratings SET state = 'dropped' WHERE state = 'fresh'"
+                    " AND feedback_seq = (SELECT seq FROM feedback WHERE id = ?)",
+                    (feedback_id,),
+                )
+                if connection.changes():
+                    connection.execute(
+                        "INSERT INTO drops (feedback_seq, reason) SELECT seq, ? FROM feedback WHERE id = ?",
+                        (reason, feedback_id),
+                    )
+                    dropped[reason] = dropped.get(reason, 0) + 1
+            return dropped
+
+        def count(dropped: dict[str, int]) -> None:
+            for reason, number in dropped.items():
+                self._tally.drops[reason] = self._tally.drops.get(reason, 0) + number
+
+        await self._database.write(insert, count)
+
+    async def _rated_choices(self, query: str, *values: int) -> list[RatedChoice]:
+        return await self._database.read(
+            lambda connection: [_to_rated_choice(row) for row in all_rows(connection, query, values)]
+        )
+
+    def _count(self, outcomes: Iterable[tuple[Feedback, bool, int]]) -> None:
+        for _, is_new, ratings_change in outcomes:
+            self._tally.feedback += is_new
+            self._tally.ratings += ratings_change
+
+    async def list(self, *, completion_id: str | None, after: str | None, limit: int) -> tuple[list[Feedback], bool]:
+        """Oldest first, and whether there are more. Raises Refused 404 `feedback_not_found` if `after` names no row."""
+        return await self._database.read(lambda connection: _page(connection, completion_id, after, limit))
+
+
+def mark_used(connection: apsw.Connection, feedback_ids: Iterable[str], *, update_id: int) -> None:
+    """The choices of these feedback rows have been trained on as new, by `update_id`. For good."""
+    connection.executemany(
+        "UPDATE ratings SET state = 'used', used_by = ? WHERE state <> 'used'"
+        " AND episode_id = (SELECT episode_id FROM feedback WHERE id = ?)",
+        [(update_id, feedback_id) for feedback_id in feedback_ids],
+    )
+
+
+def remove_of_user(connection: apsw.Connection, user: str) -> None:
+    """Remove the feedback rows of `user`; on choices that others rated too, their newest row counts."""
+    touched = [row[0] for row in connection.execute("SELECT DISTINCT episode_id FROM feedback WHERE user = ?", (user,))]
+    for episode_id in touched:
+        state, used_by, version = single_row(
+            connection, "SELECT state, used_by, version FROM ratings WHERE episode_id = ?", (episode_id,)
+        )
+        connection.execute("DELETE FROM ratings WHERE episode_id = ?", (episode_id,))
+        connection.execute("DELETE FROM feedback WHERE episode_id = ? AND user = ?", (episode_id, user))
+        previous: str | None = None
+        rest = all_rows(
+            connection, "SELECT seq, id, rating FROM feedback WHERE episode_id = ? ORDER BY seq", (episode_id,)
+        )
+        for seq, feedback_id, _ in rest:
+            connection.execute("UPDATE feedback SET replaces = ? WHERE seq = ?", (previous, seq))
+            previous = feedback_id
+        if rest:
+            newest_seq, _, newest_rating = rest[-1]
+            was_dropped = first_row(connection, "SELECT 1 FROM drops WHERE feedback_seq = ?", (newest_seq,))
+            if state != "used":
+                state = "unrated" if newest_rating is None else "dropped" if was_dropped else "fresh"
+            connection.execute(
+                "INSERT INTO ratings (episode_id, feedback_seq, version, state, used_by) VALUES (?, ?, ?, ?, ?)",
+                (episode_id, newest_seq, version, state, used_by),
+            )
+
+
+def to_feedback(row: Row) -> Feedback:
+    """A row of COLUMNS as a record."""
+    return Feedback(
+        id=row[0],
+        completion_id=row[1],
+        choice=row[2],
+        rating=row[3],
+        correction=row[4],
+        reason=row[5],
+        user=row[6],
+        tags=tuple(blobs.from_json(row[7])),
+        source=row[8],
+        caller=row[9],
+        created_at=row[10],
+        replaces=row[11],
+    )
+
+
+def _to_rated_choice(row: Row) -> RatedChoice:
+    return RatedChoice(
+        episode_id=row[0],
+        feedback_id=row[1],
+        rating=row[2],
+        rated_at=row[3],
+        version=row[4],
+        base_sha256=row[5],
+        temperature=row[6],
+        top_p=row[7],
+        top_k=row[8],
+        n_tokens=row[9],
+        logprobs_complete=bool(row[10]),
+        used_by=row[11],
+    )
+
+
+def _page(
+    connection: apsw.Connection, completion_id: str | None, after: str | None, limit: int
+) -> tuple[list[Feedback], bool]:
+    after_seq = 0
+    if after is not None:
+        row = first_row(connection, "SELECT seq FROM feedback WHERE id = ?", (after,))
+        if row is None:
+            raise Refused(404, "feedback_not_found", f"no feedback has the id {after!r}", param="after")
+        after_seq = row[0]
+    values: Row = (after_seq,)
+    query = f"{_FEEDBACK} WHERE f.seq > ?"
+    if completion_id is not None:
+        # The unary plus keeps the planner from walking all feedback in order to find that of one completion.
+        query, values = f"{_FEEDBACK} WHERE +f.seq > ? AND e.completion_id = ?", (after_seq, completion_id)
+    rows = all_rows(connection, f"{query} ORDER BY f.seq LIMIT ?", (*values, limit + 1))
+    return [to_feedback(row) for row in rows[:limit]], len(rows) > limit
+
+
+def _insert(
+    connection: apsw.Connection, new: NewFeedback, key: str | None, *, now: float
+) -> tuple[Feedback, bool, int]:
+    """The stored row, whether this call made it, and by how much the number of current ratings changed."""
+    if key is not None:
+        earlier = first_row(connection, f"{_FEEDBACK} WHERE f.caller = ? AND f.idempotency_key = ?", (new.caller, key))
+        if earlier is not None:
+            return _repeated(to_feedback(earlier), new, key), False, 0
+    episode = first_row(
+        connection,
+        "SELECT id, version FROM episodes WHERE completion_id = ? AND choice = ?",
+        (new.completion_id, new.choice),
+    )
+    if episode is None:
+        raise _not_found(connection, new)
+    episode_id, version = episode
+    counting = first_row(
+        connection,
+        "SELECT f.id, f.rating, r.state FROM ratings AS r JOIN feedback AS f ON f.seq = r.feedback_seq"
+        " WHERE r.episode_id = ?",
+        (episode_id,),
+    )
+    replaces, old_rating, old_state = counting or (None, None, None)
+    stored = Feedback(
+        id=_new_id("fb"),
+        completion_id=new.completion_id,
+        choice=new.choice,
+        rating=None if new.rating is None else float(new.rating),
+        correction=new.correction,
+        reason=new.reason,
+        user=new.user,
+        tags=new.tags,
+        source=new.source,
+        caller=new.caller,
+        created_at=now,
+        replaces=replaces,
+    )
+    connection.execute(
+        "INSERT INTO feedback (id, episode_id, rating, correction, reason, user, tags, source, caller, created_at,"
+        " replaces, idempotency_key) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            stored.id,
+            episode_id,
+            stored.rating,
+            stored.correction,
+            stored.reason,
+            stored.user,
+            blobs.to_json(stored.tags),
+            stored.source,
+            stored.caller,
+            stored.created_at,
+            stored.replaces,
+            key,
+        ),
+    )
+    state = "used" if old_state == "used" else "unrated" if stored.rating is None else "fresh"
+    connection.execute(
+        "INSERT INTO ratings (episode_id, feedback_seq, version, state) VALUES (?, ?, ?, ?)"
+        " ON CONFLICT (episode_id) DO UPDATE SET feedback_seq = excluded.feedback_seq, state = ?4",
+        (episode_id, connection.last_insert_rowid(), version, state),
+    )
+    return stored, True, (stored.rating is not None) - (old_rating is not None)
+
+
+def _repeated(earlier: Feedback, new: NewFeedback, key: str) -> Feedback:
+    same = (
+        (earlier.completion_id, earlier.choice, earlier.rating, earlier.correction, earlier.reason, earlier.user)
+        == (new.completion_id, new.choice, new.rating, new.correction, new.reason, new.user)
+    ) and (earlier.tags, earlier.source) == (new.tags, new.source)
+    if not same:
+        raise Refused(
+            409,
+            "idempotency_conflict",
+            f"Idempotency-Key {key!r} was used before with another body; use a new key for new feedback",
+        )
+    return earlier
+
+
+def _not_found(connection: apsw.Connection, new: NewFeedback) -> Refused:
+    (n_choices,) = single_row(connection, "SELECT count(*) FROM episodes WHERE completion_id = ?", (new.completion_id,))
+    if n_choices:
+        message = f"completion {new.completion_id!r} has {n_choices} choices, none with the number {new.choice}"
+        return Refused(404, "completion_not_found", message, param="choice")
+    message = (
+        f"no completion has the id {new.completion_id!r}; use the `id` of a chat or text completion of this daemon"
+    )
+    return Refused(404, "completion_not_found", message, param="completion_id")
+
+
+def _new_id(prefix: str) -> str:
+    return f"{prefix}-{secrets.token_hex(12)}"

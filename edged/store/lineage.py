@@ -1,0 +1,313 @@
+"""Adapter versions: where each came from, what became of it, and which one is live.
+
+Versions rise for ever: they come from a counter of their own, so a number is never given twice, not even after a row is
+gone. Version 0 is the base and always published. The live history is append-only; its newest row is what is served.
+The functions with a connection are parts of larger transactions (`edged.store.updates`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+
+import apsw
+
+from edged.records import Adapter, AdapterOrigin, Caller, Live, PublishedAdapter
+from edged.refusal import Refused
+from edged.store import audit, blobs
+from edged.store.database import Database
+from edged.store.rows import Row, all_rows, first_row, single_row
+
+_ADAPTER = (
+    "SELECT version, parent_version, origin, state, created_at, sha256, folder, reason, kept, metrics FROM adapters"
+)
+_LIVE = "SELECT version, since, why, caller, pinned FROM live_history"
+
+_AUDITED = {"promoted": "promote", "rolled_back": "rollback"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What is needed without I/O: the live version and the folders of all published ones."""
+
+    live: Live
+    folders: dict[int, str | None]
+
+
+class Lineage:
+    """The book of adapter versions. Writes return when the rows are on disk."""
+
+    def __init__(self, database: Database, snapshot: Snapshot, *, clock: Callable[[], float] = time.time) -> None:
+        self._database = database
+        self._live = snapshot.live
+        self._folders = dict(snapshot.folders)
+        self._clock = clock
+
+    def live(self) -> Live:
+        """What is served. No I/O."""
+        return self._live
+
+    def folder(self, version: int) -> str:
+        """The name under `adapters/` of a published version's folder. No I/O.
+
+        Raises Refused: 404 `adapter_not_found` (unknown, or not published), 409 `no_files`.
+        """
+        if version not in self._folders:
+            raise Refused(404, "adapter_not_found", f"no published adapter has the version {version}")
+        folder = self._folders[version]
+        if folder is None:
+            raise Refused(
+                409, "no_files", f"version {version} has no adapter files" + (": it is the base" * (not version))
+            )
+        return folder
+
+    async def history(self, limit: int) -> list[Live]:
+        """What was live, newest first; the first is what is live now."""
+
+        query = f"{_LIVE} ORDER BY seq DESC LIMIT ?"
+        return await self._database.read(
+            lambda connection: [_to_live(row) for row in all_rows(connection, query, (limit,))]
+        )
+
+    async def list(self) -> list[Adapter]:
+        """All versions, in order."""
+
+        return await self._database.read(
+            lambda connection: [_to_adapter(row) for row in all_rows(connection, f"{_ADAPTER} ORDER BY version")]
+        )
+
+    async def get(self, version: int) -> Adapter:
+        """Raises Refused 404 `adapter_not_found`."""
+        return await self._database.read(lambda connection: _get(connection, version))
+
+    async def newest_version(self) -> int:
+        """The highest version number given so far; 0 if there was none."""
+
+        def read(connection: apsw.Connection) -> int:
+            (version,) = connection.execute("SELECT value FROM counters WHERE name = 'version'").fetchall()[0]
+            return int(version)
+
+        return await self._database.read(read)
+
+    async def set_metrics(self, version: int, metrics: dict[str, float]) -> None:
+        """Lay `metrics` over those of the version."""
+        await self._database.write(lambda connection: merge_metrics(connection, version, metrics))
+
+    async def add_candidate(self, *, origin: AdapterOrigin, parent_version: int | None, caller: Caller) -> Adapter:
+        """A new version for an adapter that comes from elsewhere. Its `reason` says who brought it."""
+        now = self._clock()
+
+        def insert(connection: apsw.Connection) -> Adapter:
+            adapter = insert_candidate(
+                connection, origin=origin, parent_version=parent_version, reason=f"by {caller.name}", now=now
+            )
+            audit.record(connection, "import", {"version": adapter.version, "origin": origin}, caller=caller, now=now)
+            return adapter
+
+        return await self._database.write(insert)
+
+    async def publish(self, version: int, published: PublishedAdapter, *, caller: Caller) -> Live:
+        """Make a candidate published and live. Raises Refused as `publish_candidate` does."""
+        now = self._clock()
+        return await self._database.write(
+            lambda connection: publish_candidate(connection, version, published, caller=caller, now=now),
+            lambda live: self.adopt(live, published.folder),
+        )
+
+    async def refuse(self, version: int, reason: str, *, metrics: dict[str, float] | None = None) -> Adapter:
+        """Give a candidate up. Raises Refused: 404 `adapter_not_found`, 409 `not_a_candidate`."""
+
+        def update(connection: apsw.Connection) -> Adapter:
+            refuse_candidate(connection, version, reason, metrics or {})
+            return _get(connection, version)
+
+        return await self._database.write(update)
+
+    async def set_live(
+        self,
+        version: int,
+        *,
+        why: str,
+        caller: Caller,
+        if_live: int | None,
+        now: float,
+        pinned: bool | None = None,
+    ) -> Live:
+        """Append to the live history.
+
+        Args:
+            why: "promoted" or "rolled_back"; both are audited.
+            if_live: only if this version is live now.
+            now: Unix seconds.
+            pinned: None keeps it as it is.
+        Raises:
+            Refused: 409 `live_changed`, 404 `adapter_not_found`, 409 `adapter_refused`, 409 `adapter_not_published`.
+        """
+
+        def insert(connection: apsw.Connection) -> Live:
+            live = _require_live(connection, if_live)
+            adapter = _get(connection, version)
+            if adapter.state == "refused":
+                raise Refused(
+                    409, "adapter_refused", f"adapter {version} was refused ({adapter.reason}) and cannot be served"
+                )
+            if adapter.state == "candidate":
+                raise Refused(
+                    409, "adapter_not_published", f"adapter {version} is still a candidate; wait for its verdict"
+                )
+            keep_pin = live.pinned if pinned is None else pinned
+            audit.record(connection, _AUDITED[why], {"version": version, "from": live.version}, caller=caller, now=now)
+            return _append_live(connection, version, why, caller, pinned=keep_pin, now=now)
+
+        return await self._database.write(insert, self.adopt)
+
+    async def set_pinned(self, pinned: bool, *, version: int, if_live: int | None, caller: Caller) -> Live:
+        """Pin or unpin the live version. `since` stays.
+
+        Raises Refused: 409 `live_changed`; 404 `adapter_not_found`; 409 `not_live` if `version` is not the live one.
+        """
+        now = self._clock()
+
+        def update(connection: apsw.Connection) -> Live:
+            live = _require_live(connection, if_live)
+            _get(connection, version)
+            if live.version != version:
+                raise Refused(409, "not_live", f"version {version} is not live, {live.version} is; promote it first")
+            connection.execute(
+                "UPDATE live_history SET pinned = ? WHERE seq = (SELECT max(seq) FROM live_history)", (pinned,)
+            )
+            audit.record(connection, "pin" if pinned else "unpin", {"version": version}, caller=caller, now=now)
+            return dataclasses.replace(live, pinned=pinned)
+
+        return await self._database.write(update, self.adopt)
+
+    async def set_kept(self, kept: bool, *, version: int, caller: Caller, if_live: int | None = None) -> Adapter:
+        """Protect a version's files from collection, or no longer. Raises Refused: 404 `adapter_not_found`, 409
+        `live_changed`, 409 `base_is_kept`."""
+        now = self._clock()
+
+        def update(connection: apsw.Connection) -> Adapter:
+            _require_live(connection, if_live)
+            adapter = _get(connection, version)
+            if version == 0 and not kept:
+                raise Refused(409, "base_is_kept", "version 0 is the base and always kept")
+            connection.execute("UPDATE adapters SET kept = ? WHERE version = ?", (kept, version))
+            audit.record(connection, "keep" if kept else "unkeep", {"version": version}, caller=caller, now=now)
+            return dataclasses.replace(adapter, kept=kept)
+
+        return await self._database.write(update)
+
+    def adopt(self, live: Live, folder: str | None = None) -> None:
+        """A commit changed what is live; `folder` is set if the version is new."""
+        self._live = live
+        if folder is not None:
+            self._folders[live.version] = folder
+
+
+def read_snapshot(connection: apsw.Connection) -> Snapshot:
+    folders = all_rows(connection, "SELECT version, folder FROM adapters WHERE state = 'published'")
+    return Snapshot(live=_read_live(connection), folders=dict(folders))
+
+
+def insert_candidate(
+    connection: apsw.Connection, *, origin: AdapterOrigin, parent_version: int | None, reason: str | None, now: float
+) -> Adapter:
+    """A candidate with the next version number. Raises Refused 404 `adapter_not_found` for an unknown parent."""
+    if parent_version is not None:
+        _get(connection, parent_version)
+    (version,) = single_row(connection, "UPDATE counters SET value = value + 1 WHERE name = 'version' RETURNING value")
+    connection.execute(
+        "INSERT INTO adapters (version, parent_version, origin, state, created_at, reason, kept, metrics)"
+        " VALUES (?, ?, ?, 'candidate', ?, ?, 0, '{}')",
+        (version, parent_version, origin, now, reason),
+    )
+    return _get(connection, version)
+
+
+def publish_candidate(
+    connection: apsw.Connection, version: int, published: PublishedAdapter, *, caller: Caller, now: float
+) -> Live:
+    """Make a candidate published and live.
+
+    Raises Refused: 404 `adapter_not_found`, 409 `not_a_candidate`, 409 `pinned` while another version is pinned.
+    """
+    _require_candidate(connection, version)
+    live = _read_live(connection)
+    if live.pinned:
+        raise Refused(409, "pinned", f"version {live.version} is pinned; unpin it before adapter {version} goes live")
+    connection.execute(
+        "UPDATE adapters SET state = 'published', sha256 = ?, folder = ? WHERE version = ?",
+        (published.sha256, published.folder, version),
+    )
+    merge_metrics(connection, version, published.metrics)
+    return _append_live(connection, version, "published", caller, pinned=False, now=now)
+
+
+def refuse_candidate(connection: apsw.Connection, version: int, reason: str, metrics: dict[str, float]) -> None:
+    """Raises Refused: 404 `adapter_not_found`, 409 `not_a_candidate`."""
+    _require_candidate(connection, version)
+    connection.execute("UPDATE adapters SET state = 'refused', reason = ? WHERE version = ?", (reason, version))
+    merge_metrics(connection, version, metrics)
+
+
+def merge_metrics(connection: apsw.Connection, version: int, metrics: dict[str, float]) -> None:
+    """Lay `metrics` over those that the version has; numbers that are not finite are left out."""
+    connection.execute(
+        "UPDATE adapters SET metrics = json_patch(metrics, ?) WHERE version = ?",
+        (blobs.to_json(blobs.finite(metrics)), version),
+    )
+
+
+def _append_live(
+    connection: apsw.Connection, version: int, why: str, caller: Caller, *, pinned: bool, now: float
+) -> Live:
+    connection.execute(
+        "INSERT INTO live_history (version, since, why, caller, pinned) VALUES (?, ?, ?, ?, ?)",
+        (version, now, why, caller.name, pinned),
+    )
+    return _read_live(connection)
+
+
+def _read_live(connection: apsw.Connection) -> Live:
+    return _to_live(single_row(connection, f"{_LIVE} ORDER BY seq DESC LIMIT 1"))
+
+
+def _require_live(connection: apsw.Connection, if_live: int | None) -> Live:
+    live = _read_live(connection)
+    if if_live is not None and live.version != if_live:
+        message = f"version {live.version} is live, not {if_live}; look at what changed before you repeat this"
+        raise Refused(409, "live_changed", message, param="if_live")
+    return live
+
+
+def _get(connection: apsw.Connection, version: int) -> Adapter:
+    row = first_row(connection, f"{_ADAPTER} WHERE version = ?", (version,))
+    if row is None:
+        raise Refused(404, "adapter_not_found", f"no adapter has the version {version}")
+    return _to_adapter(row)
+
+
+def _require_candidate(connection: apsw.Connection, version: int) -> None:
+    state = _get(connection, version).state
+    if state != "candidate":
+        raise Refused(409, "not_a_candidate", f"adapter {version} is {state} already")
+
+
+def _to_adapter(row: Row) -> Adapter:
+    return Adapter(
+        version=row[0],
+        parent_version=row[1],
+        origin=row[2],
+        state=row[3],
+        created_at=row[4],
+        sha256=row[5],
+        folder=row[6],
+        reason=row[7],
+        kept=bool(row[8]),
+        metrics=blobs.from_json(row[9]),
+    )
+
+
+def _to_live(row: Row) -> Live:
+    return Live(version=row[0], since=row[1], why=row[2], caller=row[3], pinned=bool(row[4]))

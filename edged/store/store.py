@@ -1,0 +1,75 @@
+"""The store as a whole: one database file, and a book for each kind of record.
+
+Every write returns only when its rows are on disk. What a status shows (live version, counts, the latest update, valid
+keys) is kept in memory and follows the commits. Used from the event loop that opened it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+import apsw
+
+from edged.records import ApiKey
+from edged.store import keys, lineage, updates
+from edged.store.audit import Audit
+from edged.store.database import Database
+from edged.store.episodes import Episodes
+from edged.store.feedback import FeedbackRows
+from edged.store.keys import KeyRing
+from edged.store.lineage import Lineage
+from edged.store.tally import Tally
+from edged.store.updates import Updates
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Snapshots:
+    tally: Tally
+    lineage: lineage.Snapshot
+    updates: updates.Snapshot
+    valid_keys: dict[bytes, ApiKey]
+
+
+class Store:
+    """An open store. Build it with `open`."""
+
+    def __init__(self, database: Database, snapshots: _Snapshots, clock: Callable[[], float]) -> None:
+        self._database = database
+        self.episodes = Episodes(database, snapshots.tally, clock=clock)
+        self.feedback = FeedbackRows(database, snapshots.tally, clock=clock)
+        self.lineage = Lineage(database, snapshots.lineage, clock=clock)
+        self.updates = Updates(database, self.lineage, snapshots.updates)
+        self.keys = KeyRing(database, snapshots.valid_keys, clock=clock)
+        self.audit = Audit(database, clock=clock)
+
+    @classmethod
+    async def open(cls, path: Path, *, readers: int = 2, clock: Callable[[], float] = time.time) -> Self:
+        """Open or create the database at `path`. Raises StoreError; see `Database.open`.
+
+        Args:
+            readers: connections, and threads, that read.
+            clock: Unix seconds, for rows whose time the caller does not give.
+        """
+        database = await Database.open(path, readers=readers)
+        try:
+            return cls(database, await database.read(_read_snapshots), clock)
+        except BaseException:
+            await database.close()
+            raise
+
+    async def close(self) -> None:
+        """Finish what is queued and close the file. Idempotent."""
+        await self._database.close()
+
+
+def _read_snapshots(connection: apsw.Connection) -> _Snapshots:
+    return _Snapshots(
+        tally=Tally.read(connection),
+        lineage=lineage.read_snapshot(connection),
+        updates=updates.read_snapshot(connection),
+        valid_keys=keys.read_valid(connection),
+    )

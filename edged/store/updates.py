@@ -1,0 +1,216 @@
+"""Updates: planned, trained, judged; and what a verdict does to ratings and adapters, in one transaction."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import apsw
+
+from edged.records import Caller, Live, Update, UpdateState, Verdict
+from edged.store import blobs, feedback, lineage
+from edged.store.database import Database
+from edged.store.errors import StoreError
+from edged.store.lineage import Lineage, PublishedAdapter
+from edged.store.rows import Row, all_rows, first_row, single_row
+
+_UPDATE = (
+    "SELECT id, state, version, parent_version, seed, attempts, created_at, finished_at, verdict, reason, seconds,"
+    " metrics, new_episode_ids, replay_episode_ids FROM updates"
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a status shows of updates without I/O."""
+
+    n_finished: int
+    latest_finished: Update | None
+
+
+class Updates:
+    """The book of updates. Writes return when the rows are on disk."""
+
+    def __init__(self, database: Database, lineage: Lineage, snapshot: Snapshot) -> None:
+        self._database = database
+        self._lineage = lineage
+        self._n_finished = snapshot.n_finished
+        self._latest_finished = snapshot.latest_finished
+
+    def count_finished(self) -> int:
+        """Updates with a verdict, whichever it is. No I/O."""
+        return self._n_finished
+
+    def latest_finished(self) -> Update | None:
+        """The update that got its verdict last. No I/O."""
+        return self._latest_finished
+
+    async def create(
+        self,
+        *,
+        parent_version: int,
+        seed: int,
+        new_episode_ids: Sequence[int],
+        replay_episode_ids: Sequence[int],
+        new_feedback_ids: Sequence[str],
+        now: float,
+    ) -> Update:
+        """Plan an update: its id, and the next version number with a candidate row, are taken at once.
+
+        new_feedback_ids: the ratings that count as used once the update is finished.
+        Raises Refused 404 `adapter_not_found` for an unknown parent.
+        """
+
+        def insert(connection: apsw.Connection) -> Update:
+            candidate = lineage.insert_candidate(
+                connection, origin="trained", parent_version=parent_version, reason=None, now=now
+            )
+            connection.execute(
+                "INSERT INTO updates (state, version, parent_version, seed, attempts, created_at, seconds, metrics,"
+                " new_episode_ids, replay_episode_ids, new_feedback_ids)"
+                " VALUES ('planned', ?, ?, ?, 0, ?, '{}', '{}', ?, ?, ?)",
+                (
+                    candidate.version,
+                    parent_version,
+                    seed,
+                    now,
+                    blobs.to_json(list(new_episode_ids)),
+                    blobs.to_json(list(replay_episode_ids)),
+                    blobs.to_json(list(new_feedback_ids)),
+                ),
+            )
+            return _get(connection, connection.last_insert_rowid())
+
+        return await self._database.write(insert)
+
+    async def set_state(self, update_id: int, state: UpdateState, attempts: int | None = None) -> Update:
+        """Note how far an unfinished update is; `attempts` None leaves them. Raises StoreError: unknown or finished."""
+        if state == "finished":
+            raise StoreError(f"update {update_id}: only a verdict finishes an update")
+
+        def update(connection: apsw.Connection) -> Update:
+            connection.execute(
+                "UPDATE updates SET state = ?, attempts = coalesce(?, attempts) WHERE id = ? AND state <> 'finished'",
+                (state, attempts, update_id),
+            )
+            _require_changed(connection, update_id)
+            return _get(connection, update_id)
+
+        return await self._database.write(update)
+
+    async def finish(
+        self,
+        update_id: int,
+        *,
+        verdict: Verdict,
+        reason: str | None,
+        seconds: dict[str, float],
+        metrics: dict[str, float],
+        now: float,
+        publish: PublishedAdapter | None,
+        caller: Caller,
+    ) -> Update:
+        """Give the verdict, with all that follows from it, at once.
+
+        Published: the adapter is published and live. Any other verdict: the adapter is refused with `reason`. The new
+        ratings are used, unless the update was skipped: then they wait for the next one.
+
+        Args:
+            publish: the adapter's files; set exactly if the verdict is "published".
+        Raises:
+            StoreError: unknown or finished update, or `publish` does not fit the verdict.
+            Refused: 409 `pinned` while a version is pinned.
+        """
+        if (publish is not None) != (verdict == "published"):
+            raise StoreError(f"update {update_id}: verdict {verdict} and publish={publish} do not fit together")
+
+        def update(connection: apsw.Connection) -> tuple[Update, Live | None]:
+            connection.execute(
+                "UPDATE updates SET state = 'finished', verdict = ?, reason = ?, seconds = ?, metrics = ?,"
+                " finished_at = ? WHERE id = ? AND state <> 'finished'",
+                (
+                    verdict,
+                    reason,
+                    blobs.to_json(blobs.finite(seconds)),
+                    blobs.to_json(blobs.finite(metrics)),
+                    now,
+                    update_id,
+                ),
+            )
+            _require_changed(connection, update_id)
+            version, feedback_ids = single_row(
+                connection, "SELECT version, new_feedback_ids FROM updates WHERE id = ?", (update_id,)
+            )
+            if verdict != "skipped":
+                feedback.mark_used(connection, blobs.from_json(feedback_ids), update_id=update_id)
+            live = None
+            if publish is not None:
+                live = lineage.publish_candidate(connection, version, publish, caller=caller, now=now)
+            else:
+                lineage.refuse_candidate(connection, version, reason or verdict, metrics)
+            return _get(connection, update_id), live
+
+        def adopt(outcome: tuple[Update, Live | None]) -> None:
+            finished, live = outcome
+            self._n_finished += 1
+            self._latest_finished = finished
+            if live is not None and publish is not None:
+                self._lineage.adopt(live, publish.folder)
+
+        finished, _ = await self._database.write(update, adopt)
+        return finished
+
+    async def unfinished(self) -> list[Update]:
+        """Updates without a verdict, oldest first: after a crash, the ones to take up again."""
+
+        query = f"{_UPDATE} WHERE state <> 'finished' ORDER BY id"
+        return await self._database.read(lambda connection: [_to_update(row) for row in all_rows(connection, query)])
+
+    async def get(self, update_id: int) -> Update | None:
+        def read(connection: apsw.Connection) -> Update | None:
+            row = first_row(connection, f"{_UPDATE} WHERE id = ?", (update_id,))
+            return None if row is None else _to_update(row)
+
+        return await self._database.read(read)
+
+    async def list(self, limit: int) -> list[Update]:
+        """Newest first."""
+
+        query = f"{_UPDATE} ORDER BY id DESC LIMIT ?"
+        return await self._database.read(
+            lambda connection: [_to_update(row) for row in all_rows(connection, query, (limit,))]
+        )
+
+
+def read_snapshot(connection: apsw.Connection) -> Snapshot:
+    (n_finished,) = single_row(connection, "SELECT count(*) FROM updates WHERE state = 'finished'")
+    latest = first_row(connection, f"{_UPDATE} WHERE state = 'finished' ORDER BY finished_at DESC, id DESC LIMIT 1")
+    return Snapshot(n_finished=n_finished, latest_finished=None if latest is None else _to_update(latest))
+
+
+def _require_changed(connection: apsw.Connection, update_id: int) -> None:
+    if not connection.changes():
+        raise StoreError(f"update {update_id} does not exist or is finished already")
+
+
+def _get(connection: apsw.Connection, update_id: int) -> Update:
+    return _to_update(single_row(connection, f"{_UPDATE} WHERE id = ?", (update_id,)))
+
+
+def _to_update(row: Row) -> Update:
+    return Update(
+        id=row[0],
+        state=row[1],
+        version=row[2],
+        parent_version=row[3],
+        seed=row[4],
+        attempts=row[5],
+        created_at=row[6],
+        finished_at=row[7],
+        verdict=row[8],
+        reason=row[9],
+        seconds=blobs.from_json(row[10]),
+        metrics=blobs.from_json(row[11]),
+        new_episode_ids=tuple(blobs.from_json(row[12])),
+        replay_episode_ids=tuple(blobs.from_json(row[13])),
+    )
