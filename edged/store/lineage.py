@@ -64,7 +64,6 @@ class Lineage:
 
     async def history(self, limit: int) -> list[Live]:
         """What was live, newest first; the first is what is live now."""
-
         query = f"{_LIVE} ORDER BY seq DESC LIMIT ?"
         return await self._database.read(
             lambda connection: [_to_live(row) for row in all_rows(connection, query, (limit,))]
@@ -72,7 +71,6 @@ class Lineage:
 
     async def list(self) -> list[Adapter]:
         """All versions, in order."""
-
         return await self._database.read(
             lambda connection: [_to_adapter(row) for row in all_rows(connection, f"{_ADAPTER} ORDER BY version")]
         )
@@ -85,7 +83,7 @@ class Lineage:
         """The highest version number given so far; 0 if there was none."""
 
         def read(connection: apsw.Connection) -> int:
-            (version,) = connection.execute("SELECT value FROM counters WHERE name = 'version'").fetchall()[0]
+            (version,) = single_row(connection, "SELECT value FROM counters WHERE name = 'version'")
             return int(version)
 
         return await self._database.read(read)
@@ -146,7 +144,7 @@ class Lineage:
         """
 
         def insert(connection: apsw.Connection) -> Live:
-            live = _require_live(connection, if_live)
+            live = require_live(connection, if_live)
             adapter = _get(connection, version)
             if adapter.state == "refused":
                 raise Refused(
@@ -170,7 +168,7 @@ class Lineage:
         now = self._clock()
 
         def update(connection: apsw.Connection) -> Live:
-            live = _require_live(connection, if_live)
+            live = require_live(connection, if_live)
             _get(connection, version)
             if live.version != version:
                 raise Refused(409, "not_live", f"version {version} is not live, {live.version} is; promote it first")
@@ -188,7 +186,7 @@ class Lineage:
         now = self._clock()
 
         def update(connection: apsw.Connection) -> Adapter:
-            _require_live(connection, if_live)
+            require_live(connection, if_live)
             adapter = _get(connection, version)
             if version == 0 and not kept:
                 raise Refused(409, "base_is_kept", "version 0 is the base and always kept")
@@ -273,7 +271,8 @@ def _read_live(connection: apsw.Connection) -> Live:
     return _to_live(single_row(connection, f"{_LIVE} ORDER BY seq DESC LIMIT 1"))
 
 
-def _require_live(connection: apsw.Connection, if_live: int | None) -> Live:
+def require_live(connection: apsw.Connection, if_live: int | None) -> Live:
+    """What is live. Raises Refused 409 `live_changed` if that is not `if_live`; None takes any."""
     live = _read_live(connection)
     if if_live is not None and live.version != if_live:
         message = f"version {live.version} is live, not {if_live}; look at what changed before you repeat this"

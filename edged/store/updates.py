@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import apsw
 
-from edged.records import Caller, Live, Update, UpdateState, Verdict
+from edged.records import Caller, Live, PublishedAdapter, Update, UpdateState, Verdict
 from edged.store import blobs, feedback, lineage
 from edged.store.database import Database
 from edged.store.errors import StoreError
-from edged.store.lineage import Lineage, PublishedAdapter
+from edged.store.lineage import Lineage
 from edged.store.rows import Row, all_rows, first_row, single_row
 
 _UPDATE = (
@@ -119,7 +119,7 @@ class Updates:
             publish: the adapter's files; set exactly if the verdict is "published".
         Raises:
             StoreError: unknown or finished update, or `publish` does not fit the verdict.
-            Refused: 409 `pinned` while a version is pinned.
+            Refused: 409 `pinned` while a version is pinned, 409 `live_changed` if the parent is no longer live.
         """
         if (publish is not None) != (verdict == "published"):
             raise StoreError(f"update {update_id}: verdict {verdict} and publish={publish} do not fit together")
@@ -138,13 +138,14 @@ class Updates:
                 ),
             )
             _require_changed(connection, update_id)
-            version, feedback_ids = single_row(
-                connection, "SELECT version, new_feedback_ids FROM updates WHERE id = ?", (update_id,)
+            version, parent_version, feedback_ids = single_row(
+                connection, "SELECT version, parent_version, new_feedback_ids FROM updates WHERE id = ?", (update_id,)
             )
             if verdict != "skipped":
                 feedback.mark_used(connection, blobs.from_json(feedback_ids), update_id=update_id)
             live = None
             if publish is not None:
+                lineage.require_live(connection, parent_version)
                 live = lineage.publish_candidate(connection, version, publish, caller=caller, now=now)
             else:
                 lineage.refuse_candidate(connection, version, reason or verdict, metrics)
@@ -159,6 +160,22 @@ class Updates:
 
         finished, _ = await self._database.write(update, adopt)
         return finished
+
+    async def measured(self, update_id: int, seconds: dict[str, float], metrics: dict[str, float]) -> Update:
+        """Lay figures that were known only after the verdict over those of a finished update."""
+
+        def update(connection: apsw.Connection) -> Update:
+            connection.execute(
+                "UPDATE updates SET seconds = json_patch(seconds, ?), metrics = json_patch(metrics, ?) WHERE id = ?",
+                (blobs.to_json(blobs.finite(seconds)), blobs.to_json(blobs.finite(metrics)), update_id),
+            )
+            return _get(connection, update_id)
+
+        def adopt(measured: Update) -> None:
+            if self._latest_finished is not None and self._latest_finished.id == measured.id:
+                self._latest_finished = measured
+
+        return await self._database.write(update, adopt)
 
     async def unfinished(self) -> list[Update]:
         """Updates without a verdict, oldest first: after a crash, the ones to take up again."""
