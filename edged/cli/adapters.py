@@ -1,0 +1,210 @@
+"""`edged adapters ...`: the versions, what is live, and the operator's say over it.
+
+Every verb that changes what is served takes `--if-live`: the daemon compares and swaps, so two operators cannot undo
+each other by accident. `import` judges a PEFT folder as a candidate: the gate can refuse it, which is exit code 1.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from edged.cli.connect import Client, ConnectOption, IfLiveOption, JsonOption, KeyOption, opened
+from edged.cli.exits import CommandError
+from edged.cli.show import columns, print_json, when
+
+commands = typer.Typer(help="The adapter versions: see, choose, move.", no_args_is_help=True)
+
+Version = Annotated[int, typer.Argument(metavar="VERSION", help="A version number; 0 is the base.", min=0)]
+
+
+@commands.command("list")
+def list_versions(as_json: JsonOption = False, connect: ConnectOption = None, api_key: KeyOption = None) -> None:
+    """List every version, newest last; * marks the live one."""
+    with opened(connect, api_key) as client:
+        body = client.get("/v1/adapters")
+    if as_json:
+        print_json(body)
+    else:
+        print(versions_text(body))
+
+
+@commands.command()
+def show(
+    version: Version, as_json: JsonOption = False, connect: ConnectOption = None, api_key: KeyOption = None
+) -> None:
+    """Show one version: where it comes from, and what the trainer and the gate measured."""
+    with opened(connect, api_key) as client:
+        adapter = find_version(client.get("/v1/adapters"), version)
+    if as_json:
+        print_json(adapter)
+    else:
+        print(version_text(adapter))
+
+
+@commands.command()
+def diff(
+    version: Version,
+    other: Annotated[int, typer.Argument(metavar="OTHER", min=0)],
+    as_json: JsonOption = False,
+    connect: ConnectOption = None,
+    api_key: KeyOption = None,
+) -> None:
+    """Show how far two versions lie apart, in all and by module."""
+    with opened(connect, api_key) as client:
+        body = client.get(f"/v1/adapters/{version}/diff/{other}")
+    if as_json:
+        print_json(body)
+    else:
+        print(diff_text(version, other, body))
+
+
+@commands.command()
+def promote(
+    version: Version, if_live: IfLiveOption = None, connect: ConnectOption = None, api_key: KeyOption = None
+) -> None:
+    """Serve this version from now on; learning goes on from it."""
+    with opened(connect, api_key) as client:
+        _change(client, f"/v1/adapters/{version}/promote", if_live=if_live)
+    print(f"v{version} is live")
+
+
+@commands.command()
+def rollback(if_live: IfLiveOption = None, connect: ConnectOption = None, api_key: KeyOption = None) -> None:
+    """Serve the version that was live before this one."""
+    with opened(connect, api_key) as client:
+        _change(client, "/v1/adapters/rollback", if_live=if_live)
+        live = client.get("/v1/status")["adapter"]["version"]
+    print(f"v{live} is live")
+
+
+@commands.command()
+def pin(
+    version: Version, if_live: IfLiveOption = None, connect: ConnectOption = None, api_key: KeyOption = None
+) -> None:
+    """Serve exactly this version and publish nothing until `unpin`."""
+    with opened(connect, api_key) as client:
+        _change(client, f"/v1/adapters/{version}/pin", if_live=if_live, pinned=True)
+    print(f"v{version} is live and pinned; `edged adapters unpin` ends it")
+
+
+@commands.command()
+def unpin(if_live: IfLiveOption = None, connect: ConnectOption = None, api_key: KeyOption = None) -> None:
+    """Let new versions go live again."""
+    with opened(connect, api_key) as client:
+        live = client.get("/v1/status")["adapter"]["version"]
+        _change(client, f"/v1/adapters/{live}/pin", if_live=live if if_live is None else if_live, pinned=False)
+    print(f"v{live} is live; new versions may follow it")
+
+
+@commands.command()
+def keep(
+    version: Version,
+    drop: Annotated[bool, typer.Option("--drop", help="Take the mark away again.")] = False,
+    connect: ConnectOption = None,
+    api_key: KeyOption = None,
+) -> None:
+    """Mark a version as never to be collected."""
+    with opened(connect, api_key) as client:
+        client.post(f"/v1/adapters/{version}/keep", {"kept": not drop})
+    print(f"v{version} may be collected" if drop else f"v{version} is kept")
+
+
+@commands.command("import")
+def import_folder(
+    folder: Annotated[Path, typer.Argument(help="A PEFT folder on the daemon's machine.")],
+    as_json: JsonOption = False,
+    connect: ConnectOption = None,
+    api_key: KeyOption = None,
+) -> None:
+    """Bring in a PEFT adapter as a candidate; the gate publishes or refuses it."""
+    if not folder.is_dir():
+        raise CommandError(f"{folder}: no such folder")
+    with opened(connect, api_key) as client:
+        adapter = client.post("/v1/adapters/import", {"folder": str(folder.resolve())})
+    if as_json:
+        print_json(adapter)
+    if adapter["state"] == "refused":
+        raise CommandError(f"v{adapter['version']} was refused: {adapter['reason']}")
+    if not as_json:
+        print(f"v{adapter['version']} {adapter['state']}")
+
+
+@commands.command()
+def export(
+    version: Version,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="[default: edged-v<VERSION>.tar]")] = None,
+    connect: ConnectOption = None,
+    api_key: KeyOption = None,
+) -> None:
+    """Write a version to a tar file: a PEFT folder with the GGUF adapter in it."""
+    target = output or Path(f"edged-v{version}.tar")
+    part = target.with_name(target.name + ".part")
+    with opened(connect, api_key) as client:
+        try:
+            with part.open("wb") as file:
+                for piece in client.download(f"/v1/adapters/{version}/export"):
+                    file.write(piece)
+            part.replace(target)
+        except OSError as error:
+            raise CommandError(f"{target}: cannot be written: {error.strerror}") from error
+        finally:
+            part.unlink(missing_ok=True)
+    print(target)
+
+
+def _change(client: Client, path: str, *, if_live: int | None, **body: Any) -> None:
+    client.post(path, body if if_live is None else {**body, "if_live": if_live})
+
+
+def find_version(body: dict[str, Any], version: int) -> dict[str, Any]:
+    """The entry of `version` in the body of GET /v1/adapters. Raises CommandError if there is none."""
+    for adapter in body["data"]:
+        if adapter["version"] == version:
+            return dict(adapter)
+    raise CommandError(f"adapter version {version} does not exist", hint="`edged adapters list` shows all")
+
+
+def versions_text(body: dict[str, Any]) -> str:
+    """The body of GET /v1/adapters as a table."""
+    live = body["live"]["version"]
+    rows = [
+        [
+            "*" if adapter["version"] == live else "",
+            f"v{adapter['version']}",
+            "-" if adapter.get("parent_version") is None else f"v{adapter['parent_version']}",
+            adapter["origin"],
+            adapter["state"] + (", kept" if adapter.get("kept") else ""),
+            when(adapter.get("created_at")) if adapter["version"] else "-",
+            adapter.get("reason") or "",
+        ]
+        for adapter in body["data"]
+    ]
+    return columns(rows, header=["", "version", "parent", "origin", "state", "created", "reason"])
+
+
+def version_text(adapter: dict[str, Any]) -> str:
+    """One version with its measurements."""
+    rows = [
+        [name.replace("_", " "), when(value) if name == "created_at" else str(value)]
+        for name, value in adapter.items()
+        if name != "metrics" and value is not None
+    ]
+    rows += [[name, f"{value:.4g}"] for name, value in sorted(adapter.get("metrics", {}).items())]
+    return columns(rows)
+
+
+def diff_text(version: int, other: int, body: dict[str, Any]) -> str:
+    """The body of GET /v1/adapters/V/diff/OTHER, the modules that differ most first."""
+    head = columns(
+        [
+            [f"norm of v{version}", f"{body['norm']:.4f}"],
+            [f"norm of v{other}", f"{body['other_norm']:.4f}"],
+            ["distance", f"{body['distance']:.4f}"],
+            ["cosine", "-" if body.get("cosine") is None else f"{body['cosine']:.4f}"],
+        ]
+    )
+    modules = sorted(body.get("modules", {}).items(), key=lambda item: -item[1])
+    return head + ("\n\n" + columns([[name, f"{distance:.4f}"] for name, distance in modules]) if modules else "")

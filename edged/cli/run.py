@@ -1,0 +1,90 @@
+"""`edged run` and `edged check-config`: the daemon in the foreground, and the same settings code without it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edged.cli.connect import JsonOption
+from edged.cli.exits import CONFIGURATION, DONE, BadConfiguration
+from edged.cli.show import print_json
+
+if TYPE_CHECKING:
+    from edged.config import Settings
+
+ConfigOption = Annotated[Path | None, typer.Option("--config", help="The TOML file.  [default: all defaults]")]
+StateOption = Annotated[
+    Path | None, typer.Option("--state-dir", help="The state folder.  [default: $STATE_DIRECTORY, then ./var]")
+]
+ModelOption = Annotated[
+    str | None, typer.Option("--model", help="A packaged name (smollm2-135m), a .gguf file or a model folder.")
+]
+ListenOption = Annotated[
+    list[str] | None, typer.Option("--listen", help="unix:PATH or tcp:HOST:PORT; repeatable; replaces the file's.")
+]
+
+
+def run(
+    config: ConfigOption = None,
+    state_dir: StateOption = None,
+    model: ModelOption = None,
+    listen: ListenOption = None,
+) -> None:
+    """Run the daemon in the foreground. SIGTERM drains and stops, SIGHUP reloads the file."""
+    settings = load(config, overrides(model, listen))
+    from edged import daemon  # the heavy imports come after the settings are known to be good
+
+    raise typer.Exit(daemon.run(settings, state_folder=state_folder(state_dir), config_path=config))
+
+
+def check_config(
+    config: ConfigOption = None, model: ModelOption = None, listen: ListenOption = None, as_json: JsonOption = False
+) -> None:
+    """Check the settings as `run` would, and print every problem."""
+    try:
+        load(config, overrides(model, listen))
+        problems: tuple[str, ...] = ()
+    except BadConfiguration as error:
+        if not as_json:
+            raise
+        problems = tuple(error.message.splitlines())
+    if as_json:
+        print_json({"ok": not problems, "problems": list(problems)})
+        raise typer.Exit(CONFIGURATION if problems else DONE)
+    print(f"{config or 'the defaults'}: no problems")
+
+
+def load(config: Path | None, changes: dict[str, Any]) -> Settings:
+    """The settings of `config` with `changes` (dotted key -> value) over them. Raises BadConfiguration."""
+    from edged.config import ConfigError
+    from edged.config import load as load_settings
+
+    try:
+        return load_settings(config, changes)
+    except ConfigError as error:
+        count = len(error.problems)
+        raise BadConfiguration(
+            "\n".join(error.problems),
+            hint=f"{count} problem{'s' if count > 1 else ''} in {config or 'the settings of the command line'}",
+        ) from error
+
+
+def overrides(model: str | None, listen: list[str] | None) -> dict[str, Any]:
+    """What the command line says over the file, by dotted key."""
+    changes: dict[str, Any] = {}
+    if model is not None:
+        changes["model.path"] = model
+    if listen:
+        changes["api.listen"] = list(listen)
+    return changes
+
+
+def state_folder(given: Path | None) -> Path:
+    """The state folder: the flag, else systemd's $STATE_DIRECTORY (its first entry), else ./var."""
+    if given is not None:
+        return given
+    from_systemd = os.environ.get("STATE_DIRECTORY", "").split(":")[0]
+    return Path(from_systemd) if from_systemd else Path("var")

@@ -1,0 +1,93 @@
+"""What commands print: JSON for scripts, aligned text for people. Pure, but for the two `print_` functions."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+
+def print_json(value: Any) -> None:
+    """One JSON document, indented, keys in their own order."""
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_error(message: str, hint: str = "") -> None:
+    print(f"edged: {message}", file=sys.stderr)
+    if hint:
+        print(f"       {hint}", file=sys.stderr)
+
+
+def columns(rows: Sequence[Sequence[str]], *, header: Sequence[str] = ()) -> str:
+    """`rows` as left-aligned columns two spaces apart, each as wide as its widest cell."""
+    every = [list(header), *map(list, rows)] if header else [list(row) for row in rows]
+    if not every:
+        return ""
+    widths = [max(len(row[i]) for row in every) for i in range(len(every[0]))]
+    return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in every)
+
+
+def when(moment: Any) -> str:
+    """RFC 3339 text or Unix seconds as local "2026-01-31 12:00:05", or "-" for None."""
+    if moment is None:
+        return "-"
+    if isinstance(moment, int | float):
+        instant = datetime.fromtimestamp(moment, UTC)
+    else:
+        instant = datetime.fromisoformat(str(moment))
+    return instant.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def size(n_bytes: float) -> str:
+    """Bytes as "83 MB" or "1.4 GB" (powers of ten)."""
+    return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.0f} MB"
+
+
+def seconds(value: float) -> str:
+    return f"{value:.1f} s" if value < 120 else f"{value / 60:.1f} min"
+
+
+def status_text(status: dict[str, Any]) -> str:
+    """The body of GET /v1/status for people. Fields that this daemon does not report are left out."""
+    model, adapter = status.get("model", {}), status.get("adapter", {})
+    learner, serve, store = status.get("learner", {}), status.get("serve", {}), status.get("store", {})
+    pinned = ", pinned" if adapter.get("pinned") else ""
+    rows = [
+        ["model", str(model.get("name", "-"))],
+        ["adapter", f"v{adapter.get('version', 0)} since {when(adapter.get('since'))}{pinned}"],
+        ["learner", learner_text(learner)],
+        ["serving", f"{serve.get('active', 0)} running, {serve.get('queued', 0)} waiting"],
+        [
+            "store",
+            f"{store.get('episodes', 0)} episodes, {store.get('feedback', 0)} feedback rows, "
+            f"{store.get('ratings', 0)} current ratings",
+        ],
+    ]
+    if last := learner.get("last_update"):
+        rows.append(["last update", update_text(last)])
+    if dropped := learner.get("dropped"):
+        rows.append(["dropped", ", ".join(f"{reason} {count}" for reason, count in dropped.items())])
+    for worker in status.get("workers", []):
+        rss = worker.get("rss_bytes")
+        resident = f", {size(rss)}" if rss else ""
+        pid = f", pid {worker['pid']}" if worker.get("pid") else ""
+        rows.append([f"worker {worker.get('name', '?')}", f"{worker.get('state', '?')}{pid}{resident}"])
+    return columns(rows)
+
+
+def learner_text(learner: dict[str, Any]) -> str:
+    """What the learner does and what it waits for."""
+    state = str(learner.get("state", "?")).replace("_", " ")
+    missing = learner.get("ratings_until_update")
+    waits = f", {missing} more ratings until the next update" if missing else ""
+    return f"{state}, {learner.get('updates_total', 0)} updates{waits}"
+
+
+def update_text(update: dict[str, Any]) -> str:
+    """One finished update in a line: verdict, version, time and reason."""
+    spent = sum(v for v in update.get("seconds", {}).values() if isinstance(v, int | float))
+    version = f" v{update['version']}" if update.get("version") is not None else ""
+    reason = f": {update['reason']}" if update.get("reason") else ""
+    return f"#{update.get('id', '?')} {update.get('verdict', '?')}{version} in {seconds(spent)}{reason}"

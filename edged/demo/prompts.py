@@ -1,0 +1,78 @@
+"""What the simulated people ask: everyday questions and remarks, as various as a day at a counter.
+
+Four kinds in turn, so that every round meets answers of every kind: small facts, how and why, lists, and small talk.
+The held-out ones are never rated, only used to compare. The two lists are disjoint; their order is part of a
+repeatable demo.
+"""
+
+from __future__ import annotations
+
+TRAINING = (
+    "What is the opposite of brave?",
+    "Why do leaves change colour in autumn?",
+    "List three things to pack for a day at the beach.",
+    "I am bored this evening.",
+    "How many minutes are in two hours?",
+    "How do I keep bread fresh?",
+    "Which vegetables grow well in the shade?",
+    "Good morning! I just woke up.",
+    "What colour do I get when I mix blue and yellow?",
+    "How can I fall asleep faster?",
+    "Give me some ideas for a quick breakfast.",
+    "I would like to learn to cook.",
+    "Which animal is the fastest on land?",
+    "Why is the sea salty?",
+    "What are good presents for a ten-year-old?",
+    "Can you help me choose a bicycle?",
+    "What do bees make?",
+    "How do I remove a coffee stain from a shirt?",
+    "Name some games for a rainy day.",
+    "My cat is called Pepper.",
+    "Is a tomato a fruit?",
+    "How long should I boil an egg?",
+    "What do I need to make a salad?",
+    "I had a long day at work.",
+    "What is the capital of Italy?",
+    "Why do onions make me cry?",
+    "List some healthy snacks for a long drive.",
+    "I want to plan a small party.",
+    "How many legs does a spider have?",
+    "How do I clean a wooden table?",
+    "What are the steps to make tea?",
+    "Let us talk about music.",
+    "Which month comes after June?",
+    "Why does ice float on water?",
+    "Give me tips for a tidy desk.",
+    "I need a new hobby.",
+    "What is a baby dog called?",
+    "How do I stop my glasses from fogging up?",
+    "Name a few birds that live in a city.",
+    "Could you give me some advice?",
+)
+
+HELD_OUT = (
+    "What is the opposite of cold?",
+    "Why do birds sing in the morning?",
+    "List three things to bring to a picnic.",
+    "I am going for a walk.",
+    "How many days are in three weeks?",
+    "How do I peel garlic quickly?",
+    "Which fruits are good for a pie?",
+    "Hello! It is raining here.",
+    "What is the largest ocean?",
+    "How do I keep my house cool in summer?",
+    "Give me some ideas for an easy dinner.",
+    "I would like to read more books.",
+    "What do cows eat?",
+    "Why does bread rise?",
+    "What are good names for a brown dog?",
+    "Can you help me write a letter?",
+    "Is the moon a star?",
+    "How do I wake up on time?",
+    "Name some things to do in a park.",
+    "I need a present for my sister.",
+    "What is a young cat called?",
+    "How should I store fresh herbs?",
+    "Give me tips for a first day at school.",
+    "Let us talk about the sea.",
+)
