@@ -1,0 +1,238 @@
+"""Completion requests as OpenAI's clients send them, and the `Ask` that each of them means. Pure.
+
+Fields fall into four kinds. What this server does is parsed. What has a value that means "without" (a penalty of 0, an
+empty list of tools) is taken with that value only, and refused as `unsupported_parameter` with any other. What only
+tunes OpenAI's own service (`IGNORED`) is accepted without effect. Everything else is `unknown_parameter`.
+
+Beyond OpenAI there is `top_k` (0: off).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, WithJsonSchema, model_validator
+
+from edged.api.bodies import Body, mistake, unsupported
+from edged.api.ports import Ask
+from edged.records import Caller
+
+METADATA_PAIRS_MAX = 16
+STOP_MAX = 4
+N_MAX = 128
+
+# Accepted without effect: they steer OpenAI's billing, routing, caching and abuse handling, not the answer.
+IGNORED = frozenset(
+    {
+        "parallel_tool_calls",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+    }
+)
+
+
+def only(*neutral: Any) -> AfterValidator:
+    """For a field that takes the values in `neutral`; any other would need what this server does not have."""
+
+    def check(value: Any) -> Any:
+        if not any(type(value) in (type(item), int, float) and value == item for item in neutral):
+            rest = f" other than {neutral[0]!r}" if neutral else ""
+            raise unsupported(f"this server does not have this parameter{rest} yet; leave it out")
+        return value
+
+    return AfterValidator(check)
+
+
+def _content_text(value: Any) -> str:
+    """A message's content: a string, or text parts that are joined."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise mistake("a message's content is a string or a list of text parts")
+    texts = []
+    for part in value:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind != "text":
+            raise unsupported(f"this server takes parts of type 'text' only, not {kind[:40]!r}")
+        if kind is None or not isinstance(part.get("text"), str):
+            raise mistake("a part of a message's content is {'type': 'text', 'text': '...'}")
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+def _stop_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _prompt_text(value: Any) -> Any:
+    if not isinstance(value, list):
+        return value
+    if len(value) == 1 and isinstance(value[0], str):
+        return value[0]
+    if value and all(isinstance(item, str) for item in value):
+        raise unsupported("one prompt in a request; send a request for each")
+    raise unsupported("a prompt is text here; token ids are not taken")
+
+
+Content = Annotated[
+    str,
+    BeforeValidator(_content_text),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}),
+]
+StopText = Annotated[str, StringConstraints(min_length=1, max_length=512)]
+Stop = Annotated[list[StopText], BeforeValidator(_stop_list), Field(max_length=STOP_MAX)]
+Prompt = Annotated[
+    str,
+    BeforeValidator(_prompt_text),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "maxItems": 1}]}),
+]
+Metadata = Annotated[
+    dict[Annotated[str, StringConstraints(max_length=64)], Annotated[str, StringConstraints(max_length=512)]],
+    Field(max_length=METADATA_PAIRS_MAX),
+]
+User = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+Tokens = Annotated[int, Field(ge=1, le=2**31 - 1)]
+
+
+class ChatMessage(Body):
+    """One turn. An assistant's message of an earlier answer can be sent back as it came."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+    name: str | None = None
+    annotations: Annotated[Any, only([])] = None
+    audio: Annotated[Any, only()] = None
+    function_call: Annotated[Any, only()] = None
+    refusal: Annotated[Any, only()] = None
+    tool_calls: Annotated[Any, only([])] = None
+
+    def plain(self) -> dict[str, Any]:
+        """As the chat templates of models know it."""
+        return {"role": "system" if self.role == "developer" else self.role, "content": self.content}
+
+
+class StreamOptions(Body):
+    include_usage: bool = False
+    include_obfuscation: Annotated[Any, only(False)] = None
+
+
+class SamplingRequest(Body):
+    """What both kinds of completion share."""
+
+    model: str = "default"
+    n: Annotated[int, Field(ge=1, le=N_MAX)] = 1
+    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
+    top_p: Annotated[float, Field(ge=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: Stop = Field(default_factory=list)
+    max_tokens: Tokens | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    user: User | None = None
+    metadata: Metadata = Field(default_factory=dict)
+    store: bool = False
+    frequency_penalty: Annotated[Any, only(0)] = None
+    presence_penalty: Annotated[Any, only(0)] = None
+    repetition_penalty: Annotated[Any, only(1)] = None
+    min_p: Annotated[Any, only(0)] = None
+    logit_bias: Annotated[Any, only({})] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_ignored(cls, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: item for name, item in value.items() if name not in IGNORED}
+        return value
+
+    @model_validator(mode="after")
+    def _stream_options_need_stream(self) -> SamplingRequest:
+        if self.stream_options is not None and not self.stream:
+            raise mistake("only with stream = true", param="stream_options")
+        return self
+
+    @property
+    def wants_usage_chunk(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class ChatRequest(SamplingRequest):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=10_000)]
+    max_completion_tokens: Tokens | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    audio: Annotated[Any, only()] = None
+    function_call: Annotated[Any, only("none", "auto")] = None
+    functions: Annotated[Any, only([])] = None
+    modalities: Annotated[Any, only(["text"])] = None
+    moderation: Annotated[Any, only()] = None
+    prediction: Annotated[Any, only()] = None
+    reasoning_effort: Annotated[Any, only("none")] = None
+    response_format: Annotated[Any, only({"type": "text"})] = None
+    tool_choice: Annotated[Any, only("none", "auto")] = None
+    tools: Annotated[Any, only([])] = None
+    verbosity: Annotated[Any, only("medium")] = None
+    web_search_options: Annotated[Any, only()] = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ChatRequest:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise mistake("only with logprobs = true", param="top_logprobs")
+        both = self.max_tokens is not None and self.max_completion_tokens is not None
+        if both and self.max_tokens != self.max_completion_tokens:
+            raise mistake("differs from max_completion_tokens; send one of them", param="max_tokens")
+        return self
+
+    def ask(self, completion_id: str, caller: Caller) -> Ask:
+        return Ask(
+            completion_id=completion_id,
+            messages=[message.plain() for message in self.messages],
+            prompt=None,
+            n=self.n,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            seed=self.seed,
+            max_tokens=self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens,
+            stop=tuple(self.stop),
+            logprobs=self.logprobs,
+            top_logprobs=self.top_logprobs or 0,
+            user=self.user,
+            metadata=self.metadata,
+            caller=caller,
+        )
+
+
+class TextRequest(SamplingRequest):
+    """POST /v1/completions: `prompt` is continued as it is, without the chat template."""
+
+    prompt: Prompt
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    best_of: Annotated[Any, only(1)] = None
+    echo: Annotated[Any, only(False)] = None
+    suffix: Annotated[Any, only("")] = None
+
+    def ask(self, completion_id: str, caller: Caller) -> Ask:
+        return Ask(
+            completion_id=completion_id,
+            messages=None,
+            prompt=self.prompt,
+            n=self.n,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            seed=self.seed,
+            max_tokens=self.max_tokens,
+            stop=tuple(self.stop),
+            logprobs=self.logprobs is not None,
+            top_logprobs=self.logprobs or 0,
+            user=self.user,
+            metadata=self.metadata,
+            caller=caller,
+        )
