@@ -169,6 +169,15 @@ class Adapter:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedAdapter:
+    """The files of a version that goes live. folder: name under `adapters/`. sha256: of the adapter's weights."""
+
+    sha256: str
+    folder: str
+    metrics: dict[str, float]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Live:
     """What is served: the newest row of the live history. `pinned`: publish nothing until unpinned."""
 

@@ -15,6 +15,7 @@ Every measurement goes into the judgement's metrics, refused or not.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -188,7 +189,7 @@ def fluency_of(answers: Sequence[tuple[Sequence[int], float | None]], eos_ids: f
     """
     texts = [[token for token in ids if token not in eos_ids] for ids, _ in answers]
     logprobs = [logprob for (_, logprob), text in zip(answers, texts, strict=True) if text and logprob is not None]
-    pairs = [list(zip(text, text[1:], strict=False)) for text in texts]
+    pairs = [list(itertools.pairwise(text)) for text in texts]
     n_pairs = sum(len(of_text) for of_text in pairs)
     return Fluency(
         logprob=sum(logprobs) / len(logprobs) if logprobs else 0.0,

@@ -19,7 +19,7 @@ from edged.learn.folders import Folders
 from edged.learn.ports import EpisodeShelf, LineageBook, RatingsBook, UpdateBook
 from edged.learn.scoring import tokens_of
 from edged.learn.trainer import Trainer
-from edged.learn.updating import Updater
+from edged.learn.updating import LEARNER, Updater
 from edged.records import RatedChoice, Update
 from engine import protocol
 
@@ -126,22 +126,34 @@ class Learner:
         except TimeoutError:
             return
 
-    async def _decide(self) -> tuple[plan.Decision, plan.View]:
+    async def ask(self) -> tuple[bool, str]:
+        """Make an update now of what there is; whether there will be one, and why (not)."""
+        if self.state in ("training", "gating"):
+            return False, f"{self.why}; ask again when it is done"
+        decision = plan.decide(await self._view(asked=True), time.time(), self._settings().rules)
+        if decision.batch:
+            self.switches.asked = True
+            self.wake()
+        return bool(decision.batch), decision.why
+
+    async def _view(self, *, asked: bool) -> plan.View:
         settings = self._settings()
-        live = await self._lineage.live()
         versions = await asyncio.to_thread(self._folders.versions)
-        view = plan.View(
+        return plan.View(
             unused=await self._ratings.unused_rated(UNUSED_ROWS),
             base_sha256=self._base_sha256,
             newest_version=await self._lineage.newest_version(),
             versions_on_disk=frozenset({0, *versions}),
             reference=settings.reference,
             paused=self.switches.paused or not settings.enabled,
-            pinned=live.pinned,
-            asked=self.switches.asked,
+            pinned=self._lineage.live().pinned,
+            asked=asked,
         )
+
+    async def _decide(self) -> tuple[plan.Decision, plan.View]:
+        view = await self._view(asked=self.switches.asked)
         now = time.time()
-        decision = plan.decide(view, now, settings.rules)
+        decision = plan.decide(view, now, self._settings().rules)
         if decision.drops:
             await self._ratings.drop([(choice.feedback_id, reason) for choice, reason in decision.drops])
         if now < self._held_until:
@@ -164,7 +176,7 @@ class Learner:
     async def _begin(self, batch: tuple[RatedChoice, ...], view: plan.View) -> None:
         """Plan an update on disk, and carry it."""
         settings = self._settings()
-        live = await self._lineage.live()
+        live = self._lineage.live()
         seed = settings.seed + view.newest_version + 1
         oldest = max(0, view.newest_version - settings.rules.staleness)
         used = await self._ratings.used_rated(oldest, UNUSED_ROWS)
@@ -186,7 +198,7 @@ class Learner:
         if job is None:  # killed between the plan and the job file: nothing was trained, so the ratings are still new
             finished = await self._updates.finish(
                 update.id, verdict="skipped", reason="cut off before its job was written", seconds={}, metrics={},
-                now=time.time(), publish=None, caller="learner",
+                now=time.time(), publish=None, caller=LEARNER,
             )  # fmt: skip
             self._listener.update_finished(finished)
             return
@@ -198,7 +210,7 @@ class Learner:
             self._hold_s = min(HOLD_MAX_S, self._hold_s * 2)
             finished = await self._updates.finish(
                 update.id, verdict="skipped", reason=f"the train worker cannot run: {fault}", seconds={}, metrics={},
-                now=time.time(), publish=None, caller="learner",
+                now=time.time(), publish=None, caller=LEARNER,
             )  # fmt: skip
         else:
             self._hold_s = HOLD_FIRST_S

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Protocol
 
-from edged.records import Adapter, Episode, EpisodeScore, Live, RatedChoice, Update, UpdateState, Verdict
+from edged.records import (
+    Adapter,
+    Caller,
+    Episode,
+    EpisodeScore,
+    Live,
+    PublishedAdapter,
+    RatedChoice,
+    Update,
+    UpdateState,
+    Verdict,
+)
 from engine import protocol
 
 
@@ -32,14 +42,6 @@ class EpisodeShelf(Protocol):
     async def set_scores(self, scores: Sequence[EpisodeScore]) -> None: ...
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedFiles:
-    """Where a published adapter lies: folder name under `adapters/`, and the hash of its weights."""
-
-    folder: str
-    sha256: str
-
-
 class UpdateBook(Protocol):
     async def create(
         self,
@@ -52,24 +54,23 @@ class UpdateBook(Protocol):
         now: float,
     ) -> Update: ...
 
-    async def set_state(self, update_id: int, state: UpdateState, *, attempts: int | None = None) -> None: ...
+    async def set_state(self, update_id: int, state: UpdateState, attempts: int | None = None) -> Update: ...
 
     async def finish(
         self,
         update_id: int,
         *,
         verdict: Verdict,
-        reason: str,
+        reason: str | None,
         seconds: dict[str, float],
         metrics: dict[str, float],
         now: float,
-        publish: PublishedFiles | None,
-        caller: str,
+        publish: PublishedAdapter | None,
+        caller: Caller,
     ) -> Update:
         """One transaction: the update ends, its ratings are used, and the adapter is published and live, or refused.
 
-        Raises edged.refusal.Refused 409 `live_changed` when `publish` is given and the parent is no longer live, or
-        a version is pinned.
+        Raises edged.refusal.Refused 409 with `publish`: `live_changed` if the parent is no longer live, `pinned`.
         """
         ...
 
@@ -81,9 +82,9 @@ class UpdateBook(Protocol):
 
 
 class LineageBook(Protocol):
-    async def live(self) -> Live: ...
+    def live(self) -> Live: ...
 
-    async def get(self, version: int) -> Adapter | None: ...
+    async def get(self, version: int) -> Adapter: ...
 
     async def newest_version(self) -> int: ...
 

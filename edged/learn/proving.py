@@ -95,11 +95,10 @@ class Prover:
 
     async def _fluency_of(self, adapter: protocol.AdapterRef) -> gate.Fluency:
         """The fluency of a version: remembered, or measured now."""
-        known = await self._lineage.get(adapter.version)
-        if known is not None and "fluency/logprob" in known.metrics:
-            return gate.Fluency(
-                **{field.name: known.metrics[f"fluency/{field.name}"] for field in dataclasses.fields(gate.Fluency)}
-            )
+        known = (await self._lineage.get(adapter.version)).metrics
+        names = [field.name for field in dataclasses.fields(gate.Fluency)]
+        if all(f"fluency/{name}" in known for name in names):
+            return gate.Fluency(**{name: known[f"fluency/{name}"] for name in names})
         fluency = await self._judge_answers(await self._stage_probes(adapter))
         await self._keep(adapter.version, fluency)
         return fluency

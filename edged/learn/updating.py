@@ -21,16 +21,16 @@ from typing import Literal, Protocol
 from edged.failure import JobRefused, WorkerLost
 from edged.learn import gate
 from edged.learn.folders import Folders, bytes_under
-from edged.learn.ports import PublishedFiles, Stage, UpdateBook
+from edged.learn.ports import Stage, UpdateBook
 from edged.learn.proving import Prover
 from edged.learn.trainer import Trainer
-from edged.records import Update, Verdict
+from edged.records import Caller, PublishedAdapter, Update, Verdict
 from edged.refusal import Refused
 from engine import protocol
 
 log = logging.getLogger(__name__)
 
-CALLER = "learner"
+LEARNER = Caller(name="learner", scopes=frozenset())
 PROVING_ATTEMPTS = 3
 PROVING_PAUSE_S = 1.0  # between attempts: the worker needs a moment to be started again
 
@@ -168,8 +168,8 @@ class Updater:
                 seconds=seconds,
                 metrics=metrics,
                 now=time.time(),
-                publish=PublishedFiles(folder=folder, sha256=sha256),
-                caller=CALLER,
+                publish=PublishedAdapter(folder=folder, sha256=sha256, metrics=metrics),
+                caller=LEARNER,
             )
         except Refused as refused:
             await asyncio.to_thread(self._folders.withdraw, update.version)
@@ -204,5 +204,5 @@ class Updater:
             metrics=metrics,
             now=time.time(),
             publish=None,
-            caller=CALLER,
+            caller=LEARNER,
         )

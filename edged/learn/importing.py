@@ -1,0 +1,151 @@
+"""An adapter from outside: check it, write it as this box writes adapters, and let the gate judge it like any other.
+
+The trainer says nothing of it beforehand, so the gate judges without a prediction. An import that a crash cuts off is
+given up at the next start (`edged.store` marks the candidate as refused).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from pathlib import Path
+from typing import Protocol
+
+from adapters.errors import AdapterError
+from adapters.folder import write_adapter_folder
+from adapters.peft import load_peft
+from adapters.shape import BaseShape
+from adapters.weights import AdapterWeights
+from edged.failure import JobRefused, WorkerFault, WorkerLost
+from edged.learn import gate
+from edged.learn.folders import Folders
+from edged.learn.ports import Stage
+from edged.learn.proving import Prover
+from edged.learn.trainer import Trainer
+from edged.records import Adapter, AdapterOrigin, Caller, Live, PublishedAdapter
+from edged.refusal import Refused
+from engine import protocol
+
+
+class CandidateBook(Protocol):
+    """The lineage as an import needs it."""
+
+    def live(self) -> Live: ...
+
+    async def get(self, version: int) -> Adapter: ...
+
+    async def add_candidate(self, *, origin: AdapterOrigin, parent_version: int | None, caller: Caller) -> Adapter: ...
+
+    async def publish(self, version: int, published: PublishedAdapter, *, caller: Caller) -> Live: ...
+
+    async def refuse(self, version: int, reason: str, *, metrics: dict[str, float] | None = None) -> Adapter: ...
+
+
+class Importer:
+    """Brings adapters in, one at a time; `candidates` is the lock that updates hold too."""
+
+    def __init__(
+        self,
+        *,
+        folders: Folders,
+        lineage: CandidateBook,
+        trainer: Trainer,
+        prover: Prover,
+        stage: Stage,
+        candidates: asyncio.Lock,
+        base: BaseShape,
+        base_sha256: str,
+        base_name: str,
+        profile: protocol.LoraSettings,
+    ) -> None:
+        self._folders = folders
+        self._lineage = lineage
+        self._trainer = trainer
+        self._prover = prover
+        self._stage = stage
+        self._candidates = candidates
+        self._base = base
+        self._base_sha256 = base_sha256
+        self._base_name = base_name
+        self._profile = profile
+
+    async def bring(self, folder: Path, caller: Caller) -> Adapter:
+        """Judge the PEFT folder `folder`; the adapter that it became, published or refused.
+
+        Raises:
+            Refused: 400 `bad_adapter` for files that are no adapter of this base, 400 `other_profile` for one that
+                this box could serve but not go on training, 409 `pinned`, 503 if the workers do not run.
+        """
+        try:
+            weights = await asyncio.to_thread(load_peft, folder, self._base)
+        except (AdapterError, OSError) as error:
+            raise Refused(400, "bad_adapter", str(error), param="folder") from error
+        self._check_profile(weights)
+        if self._lineage.live().pinned:
+            raise Refused(409, "pinned", "a version is pinned; unpin it before another one can go live")
+        async with self._candidates:
+            return await self._judge(weights, caller)
+
+    def _check_profile(self, weights: AdapterWeights) -> None:
+        expected = set(self._base.top_modules(self._profile.layers))
+        if weights.rank != self._profile.rank or set(weights.matrices) != expected:
+            raise Refused(
+                400,
+                "other_profile",
+                f"the adapter has rank {weights.rank} on {len(weights.matrices)} modules, this box trains rank "
+                f"{self._profile.rank} on {len(expected)} ([lora]); set [lora] to the adapter's, or import another",
+                param="folder",
+            )
+
+    async def _judge(self, weights: AdapterWeights, caller: Caller) -> Adapter:
+        live = self._lineage.live()
+        candidate = await self._lineage.add_candidate(origin="imported", parent_version=live.version, caller=caller)
+        spool = self._folders.spool / f"import-{candidate.version}"
+        try:
+            judgement = await self._prove(weights, candidate.version, live.version, spool)
+            if not judgement.accepted:
+                return await self._lineage.refuse(candidate.version, judgement.reason, metrics=judgement.metrics)
+            return await self._publish(candidate.version, spool, judgement, caller)
+        except (JobRefused, Refused) as refused:
+            return await self._lineage.refuse(candidate.version, f"a worker refused it: {refused}")
+        except (WorkerLost, WorkerFault) as lost:
+            await self._lineage.refuse(candidate.version, f"it could not be judged: {lost}")
+            raise Refused(
+                503, "engine_unavailable", f"the adapter could not be judged: {lost}", retry_after_s=10
+            ) from lost
+        finally:
+            await asyncio.to_thread(shutil.rmtree, spool, ignore_errors=True)
+
+    async def _prove(self, weights: AdapterWeights, version: int, live: int, spool: Path) -> gate.Judgement:
+        def write() -> dict[int, Path]:
+            spool.mkdir()
+            write_adapter_folder(
+                spool / "adapter",
+                weights,
+                version=version,
+                parent=None,
+                base_sha256=self._base_sha256,
+                base_model_name=self._base_name,
+                origin="imported",
+                created_at=time.time(),
+            )
+            return self._folders.versions()
+
+        versions = await asyncio.to_thread(write)
+        await self._trainer.start()
+        return await self._prover.prove(
+            protocol.AdapterRef(version=version, folder=str(spool / "adapter")),
+            self._folders.reference_to(live, versions),
+            None,
+        )
+
+    async def _publish(self, version: int, spool: Path, judgement: gate.Judgement, caller: Caller) -> Adapter:
+        folder, sha256 = await asyncio.to_thread(self._folders.publish, spool / "adapter", None, version)
+        await self._lineage.publish(
+            version, PublishedAdapter(folder=folder, sha256=sha256, metrics=judgement.metrics), caller=caller
+        )
+        await asyncio.to_thread(self._folders.write_current, version)
+        versions = await asyncio.to_thread(self._folders.versions)
+        await self._stage.go_live(self._folders.reference_to(version, versions))
+        return await self._lineage.get(version)
