@@ -30,7 +30,11 @@ def base_sha256(path: Path, cache_file: Path | None = None) -> str:
         key = {"size_bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
         known = {} if cache_file is None else _load_cache(cache_file)
         entry = known.get(str(resolved))
-        if isinstance(entry, dict) and {**entry, "sha256": None} == {**key, "sha256": None}:
+        if (
+            isinstance(entry, dict)
+            and isinstance(entry.get("sha256"), str)
+            and entry == {**key, "sha256": entry["sha256"]}
+        ):
             return str(entry["sha256"])
         digest = file_sha256(resolved)
     except OSError as error:

@@ -146,8 +146,11 @@ class _Cursor:
 
     def skip(self, n_bytes: int) -> None:
         if n_bytes > self._size - self.position:
-            raise GgufError(f"truncated: it ends at byte {self._size}, inside its header")
+            raise self._truncated()
         self.position += n_bytes
+
+    def _truncated(self) -> GgufError:
+        return GgufError(f"truncated: it ends at byte {self._size}, inside its header")
 
     def scalar(self, fmt: str) -> int:
         value = struct.unpack("<" + fmt, self.take(struct.calcsize("<" + fmt)))[0]
@@ -180,13 +183,15 @@ class _Cursor:
         if kind in _SCALARS:
             self.skip(struct.calcsize("<" + _SCALARS[kind]) * length)
         elif kind == _STRING:
-            unpack, data, end = struct.Struct("<Q").unpack_from, self._data, self._size
+            unpack, data, last = struct.Struct("<Q").unpack_from, self._data, self._size - 8
             position = self.position
             for _ in range(length):  # the one hot loop: two hundred thousand strings in a large vocabulary
-                if position + 8 > end:
+                if position > last:
                     break
                 position += 8 + unpack(data, position)[0]
-            self.position = 0
-            self.skip(position)
+            else:
+                self.skip(position - self.position)
+                return
+            raise self._truncated()
         else:
             raise GgufError(f"an array before byte {self.position} has the unsupported item type {kind}")
