@@ -51,7 +51,7 @@ _SECTIONS: dict[str, type[Section]] = {name: type(section) for name, section in 
 def load(path: Path | None, overrides: Mapping[str, Any] | None = None) -> Settings:
     """The settings of the file at `path` (None: the defaults), with `overrides` (dotted key -> value) laid over them.
 
-    Raises ConfigError listing every problem: unreadable file, TOML syntax, unknown names, types, ranges, contradictions.
+    Raises ConfigError with every problem: unreadable file, TOML syntax, unknown names, types, ranges, contradictions.
     """
     document: dict[str, Any] = {} if path is None else _read(path)
     for dotted, value in (overrides or {}).items():
@@ -114,36 +114,35 @@ def _check(document: dict[str, Any]) -> Settings:
             problems.append(f"{name}: got {_shown(table)}, expected a section [{name}]")
             table = {}
         sections[name], found = _check_section(name, cls, table)
-        problems += found.values()
-        faulty |= found.keys()
-    settings = Settings.model_validate(
-        sections
-    )  # faulty keys stand at their defaults, so that the rest can be judged too
+        for key, lines in found.items():
+            faulty.add(f"{name}.{key}")
+            problems += lines
+    # Faulty keys stand at their defaults, so that the rest can be judged too.
+    settings = Settings.model_validate(sections)
     problems += [line for involved, line in _contradictions(settings) if not involved & faulty]
     if problems:
         raise ConfigError(sorted(problems))
     return settings
 
 
-def _check_section(name: str, cls: type[Section], table: dict[str, Any]) -> tuple[Section, dict[str, str]]:
-    """The section with faulty keys left at their defaults, and the problems by dotted key."""
+def _check_section(name: str, cls: type[Section], table: dict[str, Any]) -> tuple[Section, dict[str, list[str]]]:
+    """The section with faulty keys left at their defaults, and the problems of each faulty key."""
     try:
         return cls.model_validate(table), {}
     except ValidationError as error:
-        problems: dict[str, str] = {}
+        problems: dict[str, list[str]] = {}
         for detail in error.errors(include_url=False):
             key = str(detail["loc"][0])
-            dotted = f"{name}.{key}"
             info = cls.model_fields.get(key)
+            lines = problems.setdefault(key, [])
             if info is None:
-                hint = _hint(key, name)
-                problems[dotted] = f"{dotted}: got an unknown key, expected a key of [{name}]{hint}"
-            elif detail["type"] == "value_error":
-                problems[dotted] = f"{dotted}: got {_shown(detail['input'])}, expected {detail['ctx']['error']}"
-            else:
-                problems.setdefault(dotted, f"{dotted}: got {_shown(table[key])}, expected {_expected(info)}")
-        sound = {key: value for key, value in table.items() if f"{name}.{key}" not in problems}
-        return cls.model_validate(sound), problems
+                lines.append(f"{name}.{key}: got an unknown key, expected a key of [{name}]{_hint(key, name)}")
+            elif detail["type"] == "value_error":  # an item of a list, judged by a function of its own
+                item = f"{name}.{key}[{detail['loc'][1]}]"
+                lines.append(f"{item}: got {_shown(detail['input'])}, expected {detail['ctx']['error']}")
+            elif not lines:  # a union reports once for each of its types
+                lines.append(f"{name}.{key}: got {_shown(table[key])}, expected {_expected(info)}")
+        return cls.model_validate({key: value for key, value in table.items() if key not in problems}), problems
 
 
 def _contradictions(settings: Settings) -> list[tuple[set[str], str]]:

@@ -54,7 +54,7 @@ Listen = UnixListen | TcpListen
 
 
 def parse_listen(text: str) -> Listen:
-    """The address that `unix:PATH`, `tcp:HOST:PORT` or `tcp:[IPV6]:PORT` names. Raises ValueError saying what is wrong."""
+    """The address of `unix:PATH`, `tcp:HOST:PORT` or `tcp:[IPV6]:PORT`. Raises ValueError with what is expected."""
     scheme, _, rest = text.partition(":")
     if scheme == "unix":
         if not rest or "\0" in rest:
