@@ -4,5 +4,5 @@
     peft, gguf_header, llamacpp_format  the file formats
     manifest, folder, store, base_file  hashes, complete folders, durable publishing
 
-Imports numpy, safetensors, gguf and the standard library, and no other package of ours: daemon and workers both build on it.
-"""
+Imports numpy, safetensors, gguf and the standard library, and no other package of ours: daemon and workers both build
+on it."""

@@ -1,8 +1,8 @@
 """The identity of a base model file: its SHA-256, remembered between starts.
 
-Hashing a model takes a second per gigabyte or more. The answer is kept in a small JSON file under the file's path, size and
-modification time; a file whose size or time changed is hashed again. Losing or damaging the cache costs one hashing, nothing else.
-"""
+Hashing a model takes a second per gigabyte or more. The answer is kept in a small JSON file under the file's path,
+size and modification time; a file whose size or time changed is hashed again. Losing or damaging the cache costs one
+hashing, nothing else."""
 
 from __future__ import annotations
 

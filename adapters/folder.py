@@ -4,9 +4,8 @@
     adapter.gguf                                     what llama.cpp serves (`adapters.llamacpp_format`)
     manifest.json                                    lineage and hashes (`adapters.manifest`)
 
-Writing is a function of its arguments: the same weights, lineage and time give the same bytes. Publishing a written folder under its
-final name is `adapters.store.publish_folder`.
-"""
+Writing is a function of its arguments: the same weights, lineage and time give the same bytes. Publishing a written
+folder under its final name is `adapters.store.publish_folder`."""
 
 from __future__ import annotations
 

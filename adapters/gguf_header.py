@@ -1,8 +1,8 @@
 """Parse the header of a GGUF file: metadata and the table of tensors, without reading any tensor.
 
-The `gguf` package's reader decodes every tokenizer string, which takes seconds on a real model; this one skips over long arrays
-and takes milliseconds. The format is specified in ggml's docs/gguf.md (version 3, little endian; version 2 differs in nothing
-that is read here).
+The `gguf` package's reader decodes every tokenizer string, which takes seconds on a real model; this one skips over
+long arrays and takes milliseconds. The format is specified in ggml's docs/gguf.md (version 3, little endian; version
+2 differs in nothing that is read here).
 
 Everything in the file is untrusted: each length is checked against the bytes that are there before it is used.
 """

@@ -1,8 +1,9 @@
 """Adapters as llama.cpp LoRA files (GGUF), and the facts of a base model file.
 
-llama.cpp stores the rows of Q and K of llama-like models in another order than Hugging Face, because it rotates neighbouring
-pairs where Hugging Face rotates halves. So the rows of B of those modules are reordered when written and put back when read; A is
-never touched. Leaving that out gives a file that loads and serves a plausible but different model.
+llama.cpp stores the rows of Q and K of llama-like models in another order than Hugging Face, because it rotates
+neighbouring pairs where Hugging Face rotates halves. So the rows of B of those modules are reordered when written and
+put back when read; A is never touched. Leaving that out gives a file that loads and serves a plausible but different
+model.
 
 llama.cpp checks architecture, names and shapes only. The `edged.*` keys state which base and version the file is for.
 
@@ -110,7 +111,7 @@ def load_gguf_adapter(path: Path, base: BaseShape) -> tuple[AdapterWeights, Gguf
         )
     alpha = metadata.get(_ALPHA)
     if not isinstance(alpha, float) or not alpha > 0:
-        # llama.cpp takes a missing or zero alpha as "do not divide by the rank": another effect than any PEFT adapter's.
+        # llama.cpp takes a missing or zero alpha as "do not divide by the rank": no PEFT adapter has that effect.
         raise UnsupportedAdapter(f"{path}: {_ALPHA} is {alpha!r}; convert the adapter again with a positive alpha")
     matrices = _load_matrices(path, header, base)
     ranks = {a.shape[0] for a, _ in matrices.values()}

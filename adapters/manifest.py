@@ -1,7 +1,7 @@
 """`manifest.json`: what an adapter folder holds, where it comes from, and the hashes that prove it is whole.
 
-The manifest is written last, over the bytes of all other files, so a folder with a manifest that verifies is complete. It says nothing
-about whether the adapter is any good: that is the gate's verdict, which the daemon keeps.
+The manifest is written last, over the bytes of all other files, so a folder with a manifest that verifies is
+complete. It says nothing about whether the adapter is any good: that is the gate's verdict, which the daemon keeps.
 """
 
 from __future__ import annotations

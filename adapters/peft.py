@@ -1,9 +1,9 @@
-"""Adapters as PEFT folders: `adapter_config.json` and `adapter_model.safetensors`, which PEFT and vLLM load as they are.
+"""Adapters as PEFT folders: `adapter_config.json` and `adapter_model.safetensors`, as PEFT and vLLM load them.
 
-Reading accepts what can be served exactly and refuses the rest by name. Differences of scale are folded into B when read
-(rsLoRA, `alpha_pattern`), and a module of lower rank (`rank_pattern`) is padded with zeros, so that the effect is the same and
-one rank and alpha hold for all. float16 and bfloat16 are widened. Pickles (`adapter_model.bin`) are never opened: loading one
-runs whatever code its author put there.
+Reading accepts what can be served exactly and refuses the rest by name. Differences of scale are folded into B when
+read (rsLoRA, `alpha_pattern`), and a module of lower rank (`rank_pattern`) is padded with zeros, so that the effect
+is the same and one rank and alpha hold for all. float16 and bfloat16 are widened. Pickles (`adapter_model.bin`) are
+never opened: loading one runs whatever code its author put there.
 
 Writing always gives float32, and gives the same bytes for the same weights. Durability (fsync, rename) is the caller's:
 see `adapters.folder`.
@@ -253,7 +253,7 @@ def _fold(
 
 
 def _by_pattern(path: Path, config: Mapping[str, Any], key: str, module: str, default: Any) -> Any:
-    """Value of `module` in PEFT's rank_pattern or alpha_pattern: a key matches the end of a module's path as a regex."""
+    """Value of `module` in PEFT's rank_pattern or alpha_pattern, whose keys are regexes for the end of a path."""
     patterns = config.get(key) or {}
     if not isinstance(patterns, dict):
         raise UnreadableAdapter(f"{path}: {key} must be an object; export the adapter again")

@@ -1,7 +1,7 @@
 """The facts of a base model that decide whether an adapter fits it, and how its modules are called.
 
-A module is named by its Hugging Face path without any wrapper's prefix: `model.layers.20.self_attn.q_proj`. Only the seven
-linear maps of a block can be adapted: embeddings, the output head and norms cannot (see `adapters.peft`).
+A module is named by its Hugging Face path without any wrapper's prefix: `model.layers.20.self_attn.q_proj`. Only the
+seven linear maps of a block can be adapted: embeddings, the output head and norms cannot (see `adapters.peft`).
 
 Pure data and arithmetic; reading the facts from a file is `adapters.llamacpp_format.read_base_shape`.
 """

@@ -5,9 +5,9 @@ Layout of a root folder:
     adapters/v<N>-<sha8>/   one published version; never changed afterwards
     CURRENT                 name of the version folder that is served, or "base"
 
-A thing is written under a name that ends in `.tmp` beside its place, fsynced, renamed, and the folder that holds the name is
-fsynced. So a reader sees the old state or the new one, and what a crash leaves behind ends in `.tmp`. The list of versions is what is
-on disk; there is no index to disagree with it.
+A thing is written under a name that ends in `.tmp` beside its place, fsynced, renamed, and the folder that holds the
+name is fsynced. So a reader sees the old state or the new one, and what a crash leaves behind ends in `.tmp`. The
+list of versions is what is on disk; there is no index to disagree with it.
 
 One process writes to a root (the daemon holds its lock). Every function here blocks on the disk.
 """
@@ -155,7 +155,7 @@ def remove_version(folder: VersionFolder) -> None:
 
 
 def remove_leftovers(folder: Path) -> list[str]:
-    """Delete what an interrupted write left directly in `folder`, and return the names. Call it before any writer starts."""
+    """Delete what interrupted writes left directly in `folder`; returns the names. Call it before any writer starts."""
     removed = []
     if folder.is_dir():
         for path in sorted(folder.iterdir()):

@@ -1,12 +1,12 @@
 """A LoRA adapter in memory, and the arithmetic on its effect.
 
-The effect of an adapter on module m is the matrix `(alpha / rank) * B_m @ A_m`. It is never formed here: norms and inner
-products of effects follow from r x r Gram matrices, because <B1 A1, B2 A2> = sum((B1^T B2) * (A1 A2^T)).
+The effect of an adapter on module m is the matrix `(alpha / rank) * B_m @ A_m`. It is never formed here: norms and
+inner products of effects follow from r x r Gram matrices, because <B1 A1, B2 A2> = sum((B1^T B2) * (A1 A2^T)).
 
 Files are `adapters.peft` and `adapters.llamacpp_format`; training is not this package's business.
 
-Invariants of every `AdapterWeights`: each module exists in its base and has that module's shape; every matrix is contiguous
-float32; every module has the adapter's rank, so that one scale holds for all.
+Invariants of every `AdapterWeights`: each module exists in its base and has that module's shape; every matrix is
+contiguous float32; every module has the adapter's rank, so that one scale holds for all.
 
 Dimension letters: r rank, I input width of a module, O its output width.
 """

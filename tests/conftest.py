@@ -1,8 +1,8 @@
 """What every test may use: the tools of the machine, required by name, and the packaged model.
 
-A test that needs a program asks for the fixture `require` and calls `require("chromium")`. Where the program is missing the test
-is skipped and says why; with EDGED_CI set it fails instead, so that continuous integration cannot pass by skipping.
-"""
+A test that needs a program asks for the fixture `require` and calls `require("chromium")`. Where the program is
+missing the test is skipped and says why; with EDGED_CI set it fails instead, so that continuous integration cannot
+pass by skipping."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def test_a_power_cut_at_any_point_leaves_nothing_published_or_everything(tmp_pat
         assert {path.name for path in root.iterdir()} == {folder.path.name for folder in versions}
         if finished:
             break
-    # Two files, two folders, the rename, the folder above: six calls; only before the last is the folder there yet unfinished.
+    # Two files, two folders, the rename, the folder above: six calls. Before the last one the folder is already there.
     assert outcomes == [(False, False)] * 5 + [(False, True), (True, True)]
 
 
