@@ -27,7 +27,7 @@ __all__ = [
     "Settings",
     "TcpListen",
     "UnixListen",
-    "keys",
+    "all_keys",
     "live_changes",
     "load",
     "parse_listen",
@@ -66,7 +66,7 @@ def live_changes(old: Settings, new: Settings) -> tuple[list[str], list[str]]:
     """Dotted keys that differ: those that take effect on SIGHUP, and those that need a restart."""
     changed_live: list[str] = []
     needs_restart: list[str] = []
-    for section, key, info in keys():
+    for section, key, info in all_keys():
         if getattr(getattr(old, section), key) != getattr(getattr(new, section), key):
             (changed_live if _extra(info, "live") else needs_restart).append(f"{section}.{key}")
     return changed_live, needs_restart
@@ -83,7 +83,7 @@ def with_live_changes(old: Settings, new: Settings) -> Settings:
     return old.model_copy(update=sections)
 
 
-def keys() -> list[tuple[str, str, FieldInfo]]:
+def all_keys() -> list[tuple[str, str, FieldInfo]]:
     """Every key of the file in order: section, key, and its field with default and description."""
     return [(name, key, info) for name, cls in _SECTIONS.items() for key, info in cls.model_fields.items()]
 
@@ -209,7 +209,7 @@ def _hint(name: str, section: str) -> str:
     close = difflib.get_close_matches(name, known, n=1)
     if close:
         return f"; did you mean {section + '.' if section else ''}{close[0]}?"
-    elsewhere = [f"{other}.{key}" for other, key, _ in keys() if key == name]
+    elsewhere = [f"{other}.{key}" for other, key, _ in all_keys() if key == name]
     return f"; did you mean {' or '.join(elsewhere)}?" if elsewhere else ""
 
 

@@ -199,7 +199,7 @@ class GateSection(Section):
     )
     distinct_drop: float = _key(
         0.4,
-        "Share of distinct word pairs that probe answers may lose, against the live adapter.",
+        "Share of distinct token pairs that probe answers may lose, against the live adapter.",
         gt=0,
         le=1,
         live=True,
