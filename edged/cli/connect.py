@@ -13,11 +13,14 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from edged.cli.exits import CommandError, NoDaemon
+
+if TYPE_CHECKING:
+    import httpx
 
 DEFAULT_SOCKETS = (Path("var/edged.sock"), Path("/run/edged/edged.sock"))
 CONNECT_TIMEOUT_S = 5.0
@@ -138,15 +141,10 @@ class Client:
             self._check(answer)
             return answer
 
-    def _check(self, answer: Any) -> None:
-        if answer.status_code < 400:
-            return
-        answer.read()
-        try:
-            message = message_of(answer.json(), fallback=f"HTTP {answer.status_code}")
-        except ValueError:
-            message = f"{self.peer.name} answered HTTP {answer.status_code} without a JSON body; is it edged?"
-        raise CommandError(message, hint=_HINTS.get(answer.status_code, ""))
+    def _check(self, answer: httpx.Response) -> None:
+        if answer.status_code >= 400:
+            answer.read()
+            raise refusal(answer)
 
     @contextmanager
     def _guard(self) -> Iterator[None]:
@@ -170,6 +168,22 @@ _HINTS = {
 }
 
 
+def refusal(answer: httpx.Response) -> CommandError:
+    """The error that an answer of 400 and above, already read, stands for."""
+    try:
+        message = message_of(answer.json(), fallback=f"HTTP {answer.status_code}")
+    except ValueError:
+        message = f"{answer.url} answered HTTP {answer.status_code} without a JSON body; is it edged?"
+    return CommandError(message, hint=_HINTS.get(answer.status_code, ""))
+
+
+def checked_json(answer: httpx.Response) -> Any:
+    """The JSON body of `answer`. Raises CommandError if its status is 400 or above."""
+    if answer.status_code >= 400:
+        raise refusal(answer)
+    return answer.json()
+
+
 def message_of(body: Any, *, fallback: str) -> str:
     """The message in an error body of OpenAI's shape, or `fallback` if the body has another shape."""
     error = body.get("error") if isinstance(body, dict) else None
@@ -185,6 +199,20 @@ def opened(connect: str | None, api_key: str | None = None, *, timeout_s: float 
         yield client
     finally:
         client.close()
+
+
+def open_async_http(peer: Peer, *, api_key: str | None = None) -> httpx.AsyncClient:
+    """An httpx client of `peer` for many requests at once; the caller closes it and checks the answers."""
+    import httpx
+
+    return httpx.AsyncClient(
+        base_url=peer.base_url,
+        transport=httpx.AsyncHTTPTransport(
+            uds=None if peer.socket is None else str(peer.socket), limits=httpx.Limits(max_connections=None)
+        ),
+        headers={"authorization": f"Bearer {api_key}"} if api_key else {},
+        timeout=httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
+    )
 
 
 def socket_listens(path: Path) -> bool:

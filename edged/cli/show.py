@@ -82,12 +82,15 @@ def learner_text(learner: dict[str, Any]) -> str:
     state = str(learner.get("state", "?")).replace("_", " ")
     missing = learner.get("ratings_until_update")
     waits = f", {missing} more ratings until the next update" if missing else ""
-    return f"{state}, {learner.get('updates_total', 0)} updates{waits}"
+    progress = learner.get("progress")
+    stage = f" ({progress['stage']} {progress['done']}/{progress['total']})" if progress else ""
+    return f"{state}{stage}, {learner.get('updates_total', 0)} updates{waits}"
 
 
 def update_text(update: dict[str, Any]) -> str:
     """One finished update in a line: verdict, version, time and reason."""
-    spent = sum(v for v in update.get("seconds", {}).values() if isinstance(v, int | float))
+    by_stage = update.get("seconds", {})
+    spent = by_stage.get("total", sum(by_stage.values()))
     version = f" v{update['version']}" if update.get("version") is not None else ""
     reason = f": {update['reason']}" if update.get("reason") else ""
     return f"#{update.get('id', '?')} {update.get('verdict', '?')}{version} in {seconds(spent)}{reason}"
