@@ -11,7 +11,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Literal
 
 from edged.failure import WorkerFault
 from edged.learn import plan, reward
@@ -44,14 +44,6 @@ class LearnSettings:
     threads: int
 
 
-class Listener(Protocol):
-    """Hears what the learner does."""
-
-    def learner_changed(self) -> None: ...
-
-    def update_finished(self, update: Update) -> None: ...
-
-
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Switches:
     """What the operator has set; the learner reads it at every decision."""
@@ -76,7 +68,8 @@ class Learner:
         folders: Folders,
         trainer: Trainer,
         updater: Updater,
-        listener: Listener,
+        on_change: Callable[[], None],
+        on_finished: Callable[[Update], None],
     ) -> None:
         self._settings = settings
         self._base_sha256 = base_sha256
@@ -88,7 +81,8 @@ class Learner:
         self._folders = folders
         self._trainer = trainer
         self._updater = updater
-        self._listener = listener
+        self._on_change = on_change
+        self._on_finished = on_finished
         self._awake = asyncio.Event()
         self._held_until = 0.0
         self._hold_s = HOLD_FIRST_S
@@ -125,6 +119,11 @@ class Learner:
                 await self._awake.wait()
         except TimeoutError:
             return
+
+    def pause(self, paused: bool) -> None:
+        """Plan no update while paused; one that runs is finished."""
+        self.switches.paused = paused
+        self.wake()
 
     async def ask(self) -> tuple[bool, str]:
         """Make an update now of what there is; whether there will be one, and why (not)."""
@@ -171,7 +170,7 @@ class Learner:
             if state != self.state:
                 log.info("learner: %s -> %s (%s)", self.state, state, why)
             self.state, self.why, self.progress = state, why, None
-            self._listener.learner_changed()
+            self._on_change()
 
     async def _begin(self, batch: tuple[RatedChoice, ...], view: plan.View) -> None:
         """Plan an update on disk, and carry it."""
@@ -200,7 +199,7 @@ class Learner:
                 update.id, verdict="skipped", reason="cut off before its job was written", seconds={}, metrics={},
                 now=time.time(), publish=None, caller=LEARNER,
             )  # fmt: skip
-            self._listener.update_finished(finished)
+            self._on_finished(finished)
             return
         try:
             finished = await self._updater.carry(update, job, rated_at)
@@ -215,7 +214,7 @@ class Learner:
         else:
             self._hold_s = HOLD_FIRST_S
         log.info("update %d: v%d %s (%s)", finished.id, finished.version, finished.verdict, finished.reason)
-        self._listener.update_finished(finished)
+        self._on_finished(finished)
 
     async def _job(
         self,

@@ -16,7 +16,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Literal
 
 from edged.failure import JobRefused, WorkerLost
 from edged.learn import gate
@@ -35,12 +35,6 @@ PROVING_ATTEMPTS = 3
 PROVING_PAUSE_S = 1.0  # between attempts: the worker needs a moment to be started again
 
 
-class Reporter(Protocol):
-    """Hears how an update goes on."""
-
-    def stage(self, update: Update, stage: Literal["training", "gating"]) -> None: ...
-
-
 class Updater:
     """Carries updates, one at a time; `candidates` is held while a candidate stands staged, also by imports."""
 
@@ -54,7 +48,7 @@ class Updater:
         stage: Stage,
         candidates: asyncio.Lock,
         max_attempts: Callable[[], int],
-        reporter: Reporter,
+        on_stage: Callable[[Update, Literal["training", "gating"]], None],
     ) -> None:
         self._folders = folders
         self._updates = updates
@@ -63,7 +57,7 @@ class Updater:
         self._stage = stage
         self._candidates = candidates
         self._max_attempts = max_attempts
-        self._reporter = reporter
+        self._on_stage = on_stage
 
     async def carry(self, update: Update, job: protocol.TrainJob, rated_at: float | None) -> Update:
         """The finished update. rated_at: when the last of its new ratings came, to tell how long all took.
@@ -80,7 +74,7 @@ class Updater:
             return await self._finish(update, "failed", f"the trainer died every time: {lost}", seconds, {})
         async with self._candidates:
             await self._updates.set_state(update.id, "gating")
-            self._reporter.stage(update, "gating")
+            self._on_stage(update, "gating")
             finished = await self._prove_and_publish(update, job, result, seconds, began, rated_at)
         await asyncio.to_thread(self._folders.clear_job, update.id)
         return finished
@@ -96,7 +90,7 @@ class Updater:
                 raise WorkerLost(f"{attempts} attempts")
             attempts += 1
             await self._updates.set_state(update.id, "training", attempts=attempts)
-            self._reporter.stage(update, "training")
+            self._on_stage(update, "training")
             began = time.monotonic()
             try:
                 await self._trainer.start()

@@ -63,12 +63,14 @@ class Answers:
         self,
         serving: Serving,
         limits: Callable[[], admission.Limits],
+        default_max_tokens: Callable[[], int],
         engine: Engine,
         episodes: EpisodeSink,
         on_episode: Callable[[int, Episode], None],
     ) -> None:
         self._serving = serving
         self._limits = limits
+        self._default_max_tokens = default_max_tokens
         self._engine = engine
         self._episodes = episodes
         self._on_episode = on_episode
@@ -94,6 +96,16 @@ class Answers:
         """Of those, the ones beyond the worker's slots."""
         return max(0, self.active - self._limits().slots)
 
+    def counters(self) -> dict[str, int]:
+        """What has happened since the start."""
+        return {
+            "finished_total": self.finished_total,
+            "failed_total": self.failed_total,
+            "refused_total": self.refused_total,
+            "rerun_total": self.rerun_total,
+            "completion_tokens_total": self.completion_tokens_total,
+        }
+
     def fingerprint(self, version: int) -> str:
         return f"edged-{self._serving.base_sha256[:8]}-v{version}"
 
@@ -113,6 +125,7 @@ class Answers:
         self._idle.clear()
         task = asyncio.create_task(self._drive(answer), name=f"answer {ask.completion_id}")
         answer.task = task
+        task.add_done_callback(_forget)
         try:
             while (event := await answer.events.get()) is not None:
                 yield event
@@ -196,8 +209,6 @@ class Answers:
             if not self._answers:
                 self._idle.set()
             answer.events.put_nowait(None)
-            if answer.abandoned and answer.task is not None:
-                answer.task.add_done_callback(_forget)
 
     async def _run(self, answer: _Answer) -> bool:
         """One run on one worker; False if the worker died before anything was shown."""
@@ -206,7 +217,7 @@ class Answers:
             return True
         answer.runs += 1
         answer.sent = True
-        self._engine.send(_generate(answer.ask))
+        self._engine.send(_generate(answer.ask, self._default_max_tokens()))
         while True:
             message = await answer.inbox.get()
             match message:
@@ -322,7 +333,7 @@ class _Answer:
         self.abandoned = False
 
 
-def _generate(ask: Ask) -> protocol.Generate:
+def _generate(ask: Ask, default_max_tokens: int) -> protocol.Generate:
     messages = None
     if ask.messages is not None:
         messages = tuple(protocol.ChatMessage(role=m["role"], content=m["content"]) for m in ask.messages)
@@ -336,7 +347,7 @@ def _generate(ask: Ask) -> protocol.Generate:
             top_p=ask.top_p,
             top_k=ask.top_k,
             seed=ask.seed,
-            max_tokens=ask.max_tokens,
+            max_tokens=default_max_tokens if ask.max_tokens is None else ask.max_tokens,
             stop=ask.stop,
             top_logprobs=ask.top_logprobs,
             logprobs=ask.logprobs,
@@ -360,6 +371,6 @@ def _token_entry(token: protocol.TokenLogprob) -> dict[str, Any]:
 
 
 def _forget(task: asyncio.Task[None]) -> None:
-    """Nobody reads an abandoned answer: its refusal has no reader either."""
+    """The reader gets the outcome by awaiting; an abandoned answer has no reader, and that is no mistake."""
     if not task.cancelled():
         task.exception()

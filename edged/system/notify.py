@@ -75,16 +75,15 @@ def watchdog_every_s(environment: Mapping[str, str], pid: int) -> float | None:
     return int(text) / 1e6 / 3
 
 
-def handed_in_sockets(environment: Mapping[str, str], pid: int) -> list[socket.socket]:
-    """The listening sockets of socket activation, owned by the caller; [] if there are none for `pid`."""
+def handed_in_fds(environment: Mapping[str, str], pid: int) -> list[int]:
+    """The listening descriptors of socket activation, the caller's to close; [] if there are none for `pid`."""
     count = environment.get("LISTEN_FDS", "")
     if environment.get("LISTEN_PID") != str(pid) or not count.isdigit():
         return []
-    sockets = []
-    for fd in range(FIRST_FD, FIRST_FD + int(count)):
+    fds = list(range(FIRST_FD, FIRST_FD + int(count)))
+    for fd in fds:
         os.set_inheritable(fd, False)
-        sockets.append(socket.socket(fileno=fd))
-    return sockets
+    return fds
 
 
 def _monotonic_us() -> int:

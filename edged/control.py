@@ -1,0 +1,239 @@
+"""What an operator can do: implements `edged.api.ports.Control` on the daemon's parts.
+
+Thin: the decisions are the store's (compare-and-swap on what is live) and the learner's. A change of the live version
+is written first and routed then; a serve worker that is dead at that moment starts on the new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from adapters import store as adapter_files
+from adapters.peft import load_peft
+from adapters.shape import BaseShape
+from adapters.weights import compare
+from edged import status
+from edged.failure import JobRefused, WorkerLost
+from edged.records import Adapter, AuditEntry, Caller, Live, Update
+from edged.refusal import Refused
+from engine import protocol
+
+log = logging.getLogger(__name__)
+
+HISTORY_ROWS = 1000
+PAUSED_FILE = "PAUSED"  # in the state folder: the operator's pause outlives the daemon
+
+
+class LineageDesk(Protocol):
+    """The store's lineage as the operator's commands need it (`edged.store.lineage`)."""
+
+    def live(self) -> Live: ...
+
+    def folder(self, version: int) -> str: ...
+
+    async def history(self, limit: int) -> list[Live]: ...
+
+    async def list(self) -> list[Adapter]: ...
+
+    async def set_live(
+        self, version: int, *, why: str, caller: Caller, if_live: int | None, now: float, pinned: bool | None = None
+    ) -> Live: ...
+
+    async def set_pinned(self, pinned: bool, *, version: int, if_live: int | None, caller: Caller) -> Live: ...
+
+    async def set_kept(self, kept: bool, *, version: int, caller: Caller, if_live: int | None = None) -> Adapter: ...
+
+
+class UpdateList(Protocol):
+    async def list(self, limit: int) -> list[Update]: ...
+
+
+class AuditLog(Protocol):
+    async def list(self, limit: int) -> list[AuditEntry]: ...
+
+    async def add(self, action: str, detail: dict[str, Any], *, caller: Caller) -> AuditEntry: ...
+
+
+class LearnerSwitches(Protocol):
+    """The learner as the operator sees it (`edged.learn.learner`)."""
+
+    async def ask(self) -> tuple[bool, str]: ...
+
+    def pause(self, paused: bool) -> None: ...
+
+    def wake(self) -> None: ...
+
+
+class Router(Protocol):
+    """The serve worker's side of a change of what is live (`edged.serve.staging`)."""
+
+    async def go_live(self, adapter: protocol.AdapterRef) -> float: ...
+
+
+class Operator:
+    """`parts` gives the status as it is now; `announce` tells readers of events."""
+
+    def __init__(
+        self,
+        *,
+        state_folder: Path,
+        base: BaseShape,
+        model_name: str,
+        lineage: LineageDesk,
+        update_list: UpdateList,
+        audit_log: AuditLog,
+        learner: LearnerSwitches,
+        router: Router,
+        importer: Callable[[Path, Caller], Any],
+        candidates: asyncio.Lock,
+        parts: Callable[[], status.Parts],
+        readiness: Callable[[], tuple[bool, str]],
+        subscribe: Callable[[], AsyncIterator[tuple[str, dict[str, Any]]]],
+        announce: Callable[[str, dict[str, Any]], None],
+    ) -> None:
+        self._state_folder = state_folder
+        self._base = base
+        self._model_name = model_name
+        self._lineage = lineage
+        self._updates = update_list
+        self._audit = audit_log
+        self._learner = learner
+        self._router = router
+        self._importer = importer
+        self._candidates = candidates
+        self._parts = parts
+        self._announce = announce
+        self.ready = readiness
+        self.events = subscribe
+
+    def status(self) -> dict[str, Any]:
+        return status.status(self._parts())
+
+    def model_id(self) -> str:
+        return self._model_name
+
+    def metrics(self) -> str:
+        return status.prometheus(self._parts())
+
+    async def adapters(self) -> tuple[Live, list[Adapter]]:
+        return self._lineage.live(), await self._lineage.list()
+
+    async def promote(self, version: int, *, if_live: int | None, caller: Caller) -> Live:
+        async with self._candidates:
+            self._require_files(version)
+            live = await self._lineage.set_live(
+                version, why="promoted", caller=caller, if_live=if_live, now=time.time()
+            )
+            await self._serve(live)
+            return live
+
+    async def rollback(self, *, if_live: int | None, caller: Caller) -> Live:
+        async with self._candidates:
+            before = await self._version_before()
+            live = await self._lineage.set_live(
+                before, why="rolled_back", caller=caller, if_live=if_live, now=time.time()
+            )
+            await self._serve(live)
+            return live
+
+    async def pin(self, version: int, pinned: bool, *, if_live: int | None, caller: Caller) -> Live:
+        if pinned and self._lineage.live().version != version:
+            await self.promote(version, if_live=if_live, caller=caller)
+            if_live = version
+        live = await self._lineage.set_pinned(pinned, version=version, if_live=if_live, caller=caller)
+        self._learner.wake()
+        self._announce("adapter", {"version": live.version, "why": live.why, "pinned": live.pinned})
+        return live
+
+    async def keep(self, version: int, kept: bool, *, caller: Caller, if_live: int | None = None) -> Adapter:
+        return await self._lineage.set_kept(kept, version=version, caller=caller, if_live=if_live)
+
+    async def import_adapter(self, folder: str, *, caller: Caller) -> Adapter:
+        adapter: Adapter = await self._importer(Path(folder), caller)
+        self._announce("adapter", {"version": adapter.version, "why": adapter.state, "reason": adapter.reason})
+        self._learner.wake()
+        return adapter
+
+    def adapter_folder(self, version: int) -> Path:
+        return self._state_folder / "adapters" / self._lineage.folder(version)
+
+    async def diff(self, version: int, other: int) -> dict[str, Any]:
+        folders = self.adapter_folder(version), self.adapter_folder(other)
+
+        def read() -> dict[str, Any]:
+            found = compare(load_peft(folders[0], self._base), load_peft(folders[1], self._base))
+            return {
+                "norm": found.norm,
+                "other_norm": found.other_norm,
+                "distance": found.distance,
+                "cosine": found.cosine,
+                "modules": found.distance_by_module,
+            }
+
+        return await asyncio.to_thread(read)
+
+    async def updates(self, *, limit: int) -> list[Update]:
+        return await self._updates.list(limit)
+
+    async def train(self, *, caller: Caller) -> dict[str, Any]:
+        accepted, reason = await self._learner.ask()
+        if accepted:
+            await self._audit.add("train", {}, caller=caller)
+        return {"accepted": accepted, "reason": reason}
+
+    async def pause(self, *, caller: Caller) -> None:
+        await asyncio.to_thread(adapter_files.write_file_atomically, self._state_folder / PAUSED_FILE, b"")
+        await self._audit.add("pause", {}, caller=caller)
+        self._learner.pause(True)
+
+    async def resume(self, *, caller: Caller) -> None:
+        (self._state_folder / PAUSED_FILE).unlink(missing_ok=True)
+        await self._audit.add("resume", {}, caller=caller)
+        self._learner.pause(False)
+
+    async def audit(self, *, limit: int) -> list[AuditEntry]:
+        return await self._audit.list(limit)
+
+    def _require_files(self, version: int) -> None:
+        """Refuse a version whose files are gone before anything changes."""
+        if version and not self.adapter_folder(version).is_dir():
+            raise Refused(409, "no_files", f"the files of version {version} are not on this box any more")
+
+    async def _version_before(self) -> int:
+        """The version that was live before the one that is."""
+        history = await self._lineage.history(HISTORY_ROWS)
+        for version in versions_before(history):
+            if version == 0 or self.adapter_folder(version).is_dir():
+                return version
+        raise Refused(409, "nothing_before", f"no other version was live before version {history[0].version}")
+
+    async def _serve(self, live: Live) -> None:
+        folder = None if live.version == 0 else str(self.adapter_folder(live.version))
+        name = None if live.version == 0 else self._lineage.folder(live.version)
+        await asyncio.to_thread(adapter_files.write_current, self._state_folder, name)
+        try:
+            await self._router.go_live(protocol.AdapterRef(version=live.version, folder=folder))
+        except (WorkerLost, JobRefused) as error:
+            log.warning("v%d is live, and the serve worker takes it at its next start: %s", live.version, error)
+        self._announce("adapter", {"version": live.version, "why": live.why, "pinned": live.pinned})
+        self._learner.wake()
+
+
+def versions_before(history: Sequence[Live]) -> list[int]:
+    """The versions that a rollback may go to, the nearest first, from the live history (newest first).
+
+    A rollback takes back what it left: after going from 2 back to 1, the next one goes further back and not to 2.
+    """
+    stack: list[int] = []
+    for live in reversed(history):
+        if live.why == "rolled_back" and live.version in stack:
+            while stack[-1] != live.version:
+                stack.pop()
+        elif not stack or stack[-1] != live.version:
+            stack.append(live.version)
+    return [version for version in reversed(stack[:-1]) if version != stack[-1]]

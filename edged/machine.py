@@ -1,0 +1,40 @@
+"""What the settings' "auto" means on this machine. Reads /proc and /dev; imports no engine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+
+BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
+
+
+def threads(configured: int) -> int:
+    """`configured`, or for 0 as many as this process may use."""
+    return configured or len(os.sched_getaffinity(0))
+
+
+def train_device(configured: str) -> str:
+    """`configured`, or for "auto" the first NVIDIA card if its driver is there, else the CPU."""
+    if configured != "auto":
+        return configured
+    return "cuda:0" if Path("/dev/nvidia0").exists() else "cpu"
+
+
+def train_dtype(
+    configured: Literal["auto", "bfloat16", "float32"], device: str, cpuinfo: Path = Path("/proc/cpuinfo")
+) -> Literal["bfloat16", "float32"]:
+    """`configured`, or for "auto" bfloat16 where the hardware multiplies it fast, else float32."""
+    if configured != "auto":
+        return configured
+    if device != "cpu":
+        return "bfloat16"
+    for line in cpuinfo.read_text().splitlines():
+        if line.startswith("flags"):
+            return "bfloat16" if BF16_FLAGS & set(line.split()) else "float32"
+    return "float32"
+
+
+def own_rss_bytes() -> int:
+    """Resident memory of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,114 @@
+"""What the settings mean for this model and this machine: the file's words turned into what the parts take. Pure but
+for `edged.machine`, which looks at the hardware.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from adapters.shape import BaseShape
+from edged import machine
+from edged.base_model import BaseModel
+from edged.learn.gate import Limits as GateLimits
+from edged.learn.learner import LearnSettings
+from edged.learn.plan import Rules
+from edged.learn.probes import PROBES
+from edged.learn.proving import ProvingSettings
+from edged.settings import Settings
+from edged.system.supervise import Limits as WorkerLimits
+from engine import protocol
+
+WORKER_STOP_S = 1.5  # an asked worker leaves within a step; then it is killed
+
+
+def lora(settings: Settings, shape: BaseShape) -> protocol.LoraSettings:
+    """`[lora]` with the number of blocks filled in."""
+    section = settings.lora
+    match section.layers:
+        case "all":
+            layers = 0
+        case "top_third":
+            layers = max(1, -(-shape.n_layers // 3))
+        case int():
+            layers = min(section.layers, shape.n_layers)
+    return protocol.LoraSettings(rank=section.rank, alpha=section.alpha, layers=layers)
+
+
+def learning(settings: Settings, shape: BaseShape) -> LearnSettings:
+    """`[learn]`, `[lora]` and `[reward]` for the learner."""
+    learn = settings.learn
+    ppo = {field.name: getattr(learn, field.name) for field in dataclasses.fields(protocol.PpoSettings)}
+    rules = {field.name: getattr(learn, field.name) for field in dataclasses.fields(Rules)}
+    return LearnSettings(
+        enabled=learn.enabled,
+        rules=Rules(**rules),
+        ppo=protocol.PpoSettings(**ppo),
+        lora=lora(settings, shape),
+        reference=learn.reference,
+        reward_clip=settings.reward.clip,
+        seed=learn.seed,
+        threads=machine.threads(learn.threads),
+    )
+
+
+def proving(settings: Settings) -> ProvingSettings:
+    """`[gate]` for the prover."""
+    gate = settings.gate
+    limits = {field.name: getattr(gate, field.name) for field in dataclasses.fields(GateLimits)}
+    return ProvingSettings(
+        limits=GateLimits(**limits), fluency_prompts=gate.fluency_prompts, fluency_tokens=gate.fluency_tokens
+    )
+
+
+def start_serve(settings: Settings, model: BaseModel, live: protocol.AdapterRef) -> protocol.StartServe:
+    """The message that starts a serve worker on `live`."""
+    serve = settings.serve
+    return protocol.StartServe(
+        model_path=str(model.path),
+        adapter=live,
+        slots=serve.slots,
+        context_tokens=serve.context_tokens,
+        threads=machine.threads(serve.threads),
+        probes=PROBES,
+        gpu_layers=serve.gpu_layers,
+    )
+
+
+def start_train(settings: Settings, model: BaseModel, cache_folder: str) -> protocol.StartTrain:
+    """The message that starts a train worker."""
+    learn = settings.learn
+    device = machine.train_device(settings.placement.train_device)
+    return protocol.StartTrain(
+        model_path=str(model.path),
+        base_sha256=model.sha256,
+        cache_folder=cache_folder,
+        lora=lora(settings, model.shape),
+        threads=machine.threads(learn.threads),
+        dtype=machine.train_dtype(learn.dtype, device),
+        device=device,
+        idle_class=learn.idle_class and device == "cpu",
+    )
+
+
+def worker_limits(start_timeout_s: float, hang_timeout_s: float) -> WorkerLimits:
+    return WorkerLimits(start_timeout_s=start_timeout_s, hang_timeout_s=hang_timeout_s, stop_timeout_s=WORKER_STOP_S)
+
+
+class LiveApiSettings:
+    """`[api]` as it is now, for an application that was built once."""
+
+    def __init__(self, settings: Callable[[], Settings]) -> None:
+        self._settings = settings
+
+    @property
+    def max_body_bytes(self) -> int:
+        return self._settings().api.max_body_bytes
+
+    @property
+    def read_timeout_s(self) -> float:
+        return self._settings().api.read_timeout_s
+
+    @property
+    def allowed_hosts(self) -> Sequence[str]:
+        return self._settings().api.allowed_hosts

@@ -1,0 +1,170 @@
+"""What GET /v1/status and /metrics show. Pure: parts in, text or a plain map out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from edged.records import Live, Update
+
+SHOWN_METRICS = ("reward/mean", "kl/live", "kl/reference", "ppo/clip_frac", "critic/explained_variance", "swap_ms")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerView:
+    name: str
+    pid: int | None
+    state: str
+    rss_bytes: int
+    busy: str
+    restarts: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Everything that a status shows, as it is now."""
+
+    version: str
+    started_at: float
+    model_name: str
+    model_sha256: str
+    live: Live
+    learner_state: str
+    learner_why: str
+    ratings_until_update: int
+    progress: tuple[str, int, int] | None
+    updates_total: int
+    latest: Update | None
+    dropped: Mapping[str, int]
+    active: int
+    queued: int
+    counters: Mapping[str, int]
+    episodes: int
+    feedback: int
+    ratings: int
+    workers: tuple[WorkerView, ...]
+    daemon_rss_bytes: int
+
+
+def rfc3339(at: float) -> str:
+    """Unix seconds as RFC 3339 in UTC."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def status(parts: Parts) -> dict[str, Any]:
+    """The body of GET /v1/status."""
+    latest = parts.latest
+    return {
+        "version": parts.version,
+        "since": rfc3339(parts.started_at),
+        "model": {"name": parts.model_name, "sha256": parts.model_sha256},
+        "adapter": {
+            "version": parts.live.version,
+            "since": rfc3339(parts.live.since),
+            "why": parts.live.why,
+            "pinned": parts.live.pinned,
+        },
+        "learner": {
+            "state": parts.learner_state,
+            "why": parts.learner_why,
+            "ratings_until_update": parts.ratings_until_update,
+            "progress": None
+            if parts.progress is None
+            else dict(zip(("stage", "done", "total"), parts.progress, strict=True)),
+            "updates_total": parts.updates_total,
+            "last_update": None if latest is None else last_update(latest),
+            "dropped": dict(parts.dropped),
+        },
+        "serve": {"active": parts.active, "queued": parts.queued, **parts.counters},
+        "sync": {"state": "offline"},
+        "energy": {"source": "unavailable"},
+        "store": {"episodes": parts.episodes, "feedback": parts.feedback, "ratings": parts.ratings},
+        "workers": [dataclasses.asdict(worker) for worker in parts.workers],
+        "daemon": {"rss_bytes": parts.daemon_rss_bytes},
+    }
+
+
+def last_update(update: Update) -> dict[str, Any]:
+    return {
+        "id": update.id,
+        "verdict": update.verdict,
+        "reason": update.reason,
+        "version": update.version,
+        "parent_version": update.parent_version,
+        "finished_at": None if update.finished_at is None else rfc3339(update.finished_at),
+        "seconds": update.seconds,
+        "metrics": update.metrics,
+    }
+
+
+def one_line(parts: Parts) -> str:
+    """For `systemctl status`."""
+    return (
+        f"v{parts.live.version} live, learner {parts.learner_state}, {parts.updates_total} updates, "
+        f"{parts.episodes} episodes, {parts.ratings} ratings"
+    )
+
+
+def prometheus(parts: Parts) -> str:
+    """The text of /metrics. A figure that is unknown is left out, never 0."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Families(parts))
+    return generate_latest(registry).decode()
+
+
+class _Families:
+    """The collector of one scrape."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def collect(self) -> Iterator[Metric]:
+        parts = self._parts
+        yield _gauge("edged_adapter_version", "Version that new requests run on.", parts.live.version)
+        yield _gauge("edged_serve_active", "Answers under way.", parts.active)
+        yield _gauge("edged_serve_queued", "Answers that wait for a slot.", parts.queued)
+        for name, value in parts.counters.items():
+            yield CounterMetricFamily(f"edged_serve_{name.removesuffix('_total')}", f"Serving: {name}.", value=value)
+        yield _gauge("edged_learner_ratings_until_update", "Ratings that are missing.", parts.ratings_until_update)
+        yield CounterMetricFamily("edged_learner_updates", "Finished updates.", value=parts.updates_total)
+        dropped = CounterMetricFamily("edged_learner_dropped", "Ratings not trained on.", labels=["reason"])
+        for reason, count in parts.dropped.items():
+            dropped.add_metric([reason], count)
+        yield dropped
+        yield _gauge("edged_store_episodes", "Stored episodes.", parts.episodes)
+        yield _gauge("edged_store_feedback", "Stored feedback rows.", parts.feedback)
+        yield _gauge("edged_store_ratings", "Current ratings.", parts.ratings)
+        yield from self._workers()
+        if parts.latest is not None:
+            yield from self._latest(parts.latest)
+
+    def _workers(self) -> Iterator[Metric]:
+        rss = GaugeMetricFamily("edged_process_rss_bytes", "Resident memory.", labels=["process"])
+        ready = GaugeMetricFamily("edged_worker_ready", "1 while the worker can work.", labels=["worker"])
+        rss.add_metric(["daemon"], self._parts.daemon_rss_bytes)
+        for worker in self._parts.workers:
+            ready.add_metric([worker.name], float(worker.state == "ready"))
+            if worker.pid is not None:
+                rss.add_metric([worker.name], worker.rss_bytes)
+        yield rss
+        yield ready
+
+    def _latest(self, latest: Update) -> Iterator[Metric]:
+        seconds = GaugeMetricFamily("edged_update_seconds", "Stages of the last update.", labels=["stage"])
+        for stage, value in latest.seconds.items():
+            seconds.add_metric([stage], value)
+        yield seconds
+        figures = GaugeMetricFamily("edged_update_metric", "Figures of the last update.", labels=["name"])
+        for name in SHOWN_METRICS:
+            if name in latest.metrics:
+                figures.add_metric([name], latest.metrics[name])
+        yield figures
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, text, value=value)
