@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Literal
 
-from edged.cli.connect import socket_listens
+from edged.cli.connect import refusal_of_socket
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -230,11 +230,12 @@ def check_socket(socket: Path) -> Finding:
     """Whether a daemon listens there; both answers are fine, a dead socket file is not."""
     if not socket.exists():
         return Finding(name="socket", level="ok", found=f"{socket}: no daemon runs here")
-    if socket_listens(socket):
+    why = refusal_of_socket(socket)
+    if why is None:
         return Finding(name="socket", level="ok", found=f"{socket}: a daemon listens")
     return Finding(
         name="socket",
         level="warn",
-        found=f"{socket}: left by a daemon that is gone, or not yours to open",
-        advice="`edged run` replaces it; for a system service join its group",
+        found=f"{socket}: {why}",
+        advice="`edged run` replaces the socket of a daemon that is gone; for a system service join its group",
     )

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from edged.cli.connect import Client, Peer
+from edged.cli.connect import Client, Peer, refusal_of_socket
 from edged.cli.exits import CommandError
 
 LOG_FILE = "daemon.log"
@@ -69,18 +69,24 @@ class DaemonChild:
         try:
             while time.monotonic() < self.started_at + READY_TIMEOUT_S:
                 self.check_alive()
-                try:
-                    client.get("/readyz")
-                except CommandError:
-                    tick()
-                    time.sleep(READY_POLL_S)
-                else:
+                if self._accepts(client):
                     return time.monotonic() - self.started_at
+                tick()
+                time.sleep(READY_POLL_S)
         finally:
             client.close()
         raise CommandError(
             f"the daemon is not ready after {READY_TIMEOUT_S:.0f} s\n{self.log_tail()}", hint=f"read {self.log_path}"
         )
+
+    def _accepts(self, client: Client) -> bool:
+        if client.peer.socket is not None and refusal_of_socket(client.peer.socket) is not None:
+            return False
+        try:
+            client.get("/readyz")
+        except CommandError:
+            return False
+        return True
 
     def check_alive(self) -> None:
         """Raises CommandError with the end of its log if it has ended."""

@@ -26,6 +26,8 @@ DEFAULT_SOCKETS = (Path("var/edged.sock"), Path("/run/edged/edged.sock"))
 CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 600.0  # promotes and imports wait for the gate; a long answer for its last token
 
+_NO_DAEMON_HINT = "start one with `edged run`, or say where it listens with --connect or EDGED_CONNECT"
+
 ConnectOption = Annotated[
     str | None,
     typer.Option("--connect", envvar="EDGED_CONNECT", help="unix:PATH or URL.  [default: ./var, then /run/edged]"),
@@ -68,10 +70,7 @@ def find_peer(connect: str | None, *, exists: Callable[[Path], bool] = Path.exis
             if exists(socket):
                 return Peer(socket=socket)
         places = " nor ".join(str(socket) for socket in DEFAULT_SOCKETS)
-        raise NoDaemon(
-            f"no daemon: neither {places} exists",
-            hint="start one with `edged run`, or say where it listens with --connect or EDGED_CONNECT",
-        )
+        raise NoDaemon(f"no daemon: neither {places} exists", hint=_NO_DAEMON_HINT)
     if connect.startswith("unix:") and len(connect) > len("unix:"):
         return Peer(socket=Path(connect.removeprefix("unix:")))
     if connect.startswith(("http://", "https://")):
@@ -151,10 +150,7 @@ class Client:
         try:
             yield
         except (self._httpx.ConnectError, self._httpx.ConnectTimeout) as error:
-            raise NoDaemon(
-                f"no daemon answers at {self.peer.name}: {error}",
-                hint="start one with `edged run`, or say where it listens with --connect or EDGED_CONNECT",
-            ) from error
+            raise NoDaemon(f"no daemon answers at {self.peer.name}: {error}", hint=_NO_DAEMON_HINT) from error
         except self._httpx.HTTPError as error:
             raise CommandError(
                 f"the connection to {self.peer.name} broke: {error or type(error).__name__}",
@@ -194,7 +190,10 @@ def message_of(body: Any, *, fallback: str) -> str:
 @contextmanager
 def opened(connect: str | None, api_key: str | None = None, *, timeout_s: float = ANSWER_TIMEOUT_S) -> Iterator[Client]:
     """A client of the daemon that `connect` names (see `find_peer`), closed at the end."""
-    client = Client(find_peer(connect), api_key=api_key, timeout_s=timeout_s)
+    peer = find_peer(connect)
+    if peer.socket is not None and (why := refusal_of_socket(peer.socket)) is not None:
+        raise NoDaemon(f"no daemon answers at {peer.name}: {why}", hint=_NO_DAEMON_HINT)
+    client = Client(peer, api_key=api_key, timeout_s=timeout_s)
     try:
         yield client
     finally:
@@ -215,14 +214,14 @@ def open_async_http(peer: Peer, *, api_key: str | None = None) -> httpx.AsyncCli
     )
 
 
-def socket_listens(path: Path) -> bool:
-    """True if somebody accepts connections on the Unix socket at `path`."""
+def refusal_of_socket(path: Path) -> str | None:
+    """Why nobody can be reached at the Unix socket `path`, in the system's words; None if somebody accepts."""
     import socket
 
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(CONNECT_TIMEOUT_S)
         try:
             probe.connect(os.fspath(path))
-        except OSError:
-            return False
-    return True
+        except OSError as error:
+            return error.strerror or str(error)
+    return None

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from edged.cli.child import DaemonChild, pick_port, running, socket_of
-from edged.cli.connect import Peer, open_async_http, socket_listens
+from edged.cli.connect import Peer, open_async_http, refusal_of_socket
 from edged.cli.exits import CommandError
 from edged.demo import report, survey
 from edged.demo.outcome import Answer, Round, compare, summarise
@@ -52,7 +52,7 @@ def run(plan: Plan, *, stay: bool) -> bool:
     person = PEOPLE[plan.preference]
     _check_packages()
     socket = socket_of(plan.state_folder)
-    if socket.exists() and socket_listens(socket):
+    if refusal_of_socket(socket) is None:
         raise CommandError(
             f"a daemon already runs at {socket}", hint="stop it, or give the demo another folder with --state-dir"
         )
