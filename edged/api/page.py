@@ -1,4 +1,4 @@
-"""The web page at `/`: three fixed files, read once, with a policy that lets them load nothing from elsewhere."""
+"""The web page at `/`: fixed files, read once, with a policy that lets them load nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from starlette.responses import Response
 
 PAGE_FOLDER = Path(__file__).parent / "page"
 
-_FILES = {
-    "/": ("index.html", "text/html; charset=utf-8"),
-    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
-    "/style.css": ("style.css", "text/css; charset=utf-8"),
+_MEDIA_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
 }
 _HEADERS = {
     "content-security-policy": (
@@ -31,9 +31,9 @@ _HEADERS = {
 def page_routes() -> APIRouter:
     """The routes of the page's files. Open to anybody who can connect: they hold no data."""
     router = APIRouter(include_in_schema=False)
-    for path, (name, media_type) in _FILES.items():
-        content = (PAGE_FOLDER / name).read_bytes()
-        router.add_api_route(path, _file_route(content, media_type), methods=["GET", "HEAD"])
+    for file in sorted(PAGE_FOLDER.iterdir()):
+        path = "/" if file.name == "index.html" else f"/page/{file.name}"
+        router.add_api_route(path, _file_route(file.read_bytes(), _MEDIA_TYPES[file.suffix]), methods=["GET", "HEAD"])
     return router
 
 

@@ -42,38 +42,38 @@ def a_token(text: str) -> dict[str, Any]:
 
 
 def an_adapter(version: int, **changes: Any) -> Adapter:
-    fields: dict[str, Any] = dict(
-        version=version,
-        parent_version=version - 1 if version else None,
-        origin="trained" if version else "base",
-        state="published",
-        created_at=1_700_000_000.0 + version,
-        sha256=f"{version:064x}" if version else None,
-        folder=f"v{version}-00000000" if version else None,
-        reason=None,
-        kept=False,
-        metrics={},
-    )
+    fields: dict[str, Any] = {
+        "version": version,
+        "parent_version": version - 1 if version else None,
+        "origin": "trained" if version else "base",
+        "state": "published",
+        "created_at": 1_700_000_000.0 + version,
+        "sha256": f"{version:064x}" if version else None,
+        "folder": f"v{version}-00000000" if version else None,
+        "reason": None,
+        "kept": False,
+        "metrics": {},
+    }
     return Adapter(**{**fields, **changes})
 
 
 def an_update(id: int, **changes: Any) -> Update:
-    fields: dict[str, Any] = dict(
-        id=id,
-        state="finished",
-        version=id,
-        parent_version=id - 1,
-        seed=0,
-        attempts=1,
-        created_at=1_700_000_000.0 + id,
-        finished_at=1_700_000_004.0 + id,
-        verdict="published",
-        reason=None,
-        seconds={"train": 3.0},
-        metrics={"reward/mean": 0.1 * id},
-        new_episode_ids=tuple(range(16)),
-        replay_episode_ids=(),
-    )
+    fields: dict[str, Any] = {
+        "id": id,
+        "state": "finished",
+        "version": id,
+        "parent_version": id - 1,
+        "seed": 0,
+        "attempts": 1,
+        "created_at": 1_700_000_000.0 + id,
+        "finished_at": 1_700_000_004.0 + id,
+        "verdict": "published",
+        "reason": None,
+        "seconds": {"train": 3.0},
+        "metrics": {"reward/mean": 0.1 * id},
+        "new_episode_ids": tuple(range(16)),
+        "replay_episode_ids": (),
+    }
     return Update(**{**fields, **changes})
 
 
@@ -181,7 +181,7 @@ class Episodes:
         self, *, after: int, limit: int, version: int | None, rated: bool | None
     ) -> list[tuple[Episode, Feedback | None, EpisodeScore | None]]:
         counting = {(row.completion_id, row.choice): row for row in self._book.rows}
-        found = []
+        found: list[tuple[Episode, Feedback | None, EpisodeScore | None]] = []
         for e in self._book.episodes:
             row = counting.get((e.completion_id, e.choice))
             if e.id > after and version in (None, e.version) and rated in (None, row is not None):
@@ -252,7 +252,7 @@ class LightControl:
         self.live = Live(version=3, since=1_700_000_003.5, why="published", caller="learner", pinned=False)
         self.lineage = [an_adapter(v) for v in range(4)]
         self.update_rows = [an_update(i) for i in (1, 2, 3)]
-        self.learner: dict[str, Any] = {"state": "collecting", "ratings_until_update": 5}
+        self.learner: dict[str, Any] = {"state": "collecting", "ratings_until_update": 5, "batch_ratings": 16}
         self.is_ready = True
         self.audits: list[AuditEntry] = []
         self.subscribers: list[asyncio.Queue[tuple[str, dict[str, Any]] | None]] = []
