@@ -331,12 +331,15 @@ def _insert(
             key,
         ),
     )
+    seq = connection.last_insert_rowid()
     state = "used" if old_state == "used" else "unrated" if stored.rating is None else "fresh"
-    connection.execute(
-        "INSERT INTO ratings (episode_id, feedback_seq, version, state) VALUES (?, ?, ?, ?)"
-        " ON CONFLICT (episode_id) DO UPDATE SET feedback_seq = excluded.feedback_seq, state = ?4",
-        (episode_id, connection.last_insert_rowid(), version, state),
-    )
+    if counting is None:
+        insert = "INSERT INTO ratings (feedback_seq, state, version, episode_id) VALUES (?, ?, ?, ?)"
+        connection.execute(insert, (seq, state, version, episode_id))
+    else:
+        connection.execute(
+            "UPDATE ratings SET feedback_seq = ?, state = ? WHERE episode_id = ?", (seq, state, episode_id)
+        )
     return stored, True, (stored.rating is not None) - (old_rating is not None)
 
 
