@@ -20,7 +20,6 @@ from edged.store import database as database_module
 from edged.store.database import Database, require_sqlite
 from edged.store.errors import StoreError
 
-
 ROOT = Path(__file__).parents[3]
 
 
