@@ -136,7 +136,7 @@ class Link:
         def call() -> None:
             try:
                 outcome.append(work())
-            except BaseException as error:  # noqa: BLE001 - crosses to the caller's thread and is raised there
+            except BaseException as error:  # crosses to the caller's thread and is raised there
                 failure.append(error)
 
         thread = threading.Thread(target=call, name=busy, daemon=True)

@@ -1,0 +1,246 @@
+"""Requests on the two contexts: admits, decodes, samples and sends. The Generate half of the serve role's protocol.
+
+Each `step` evaluates one step of the live and, while it drains, of the other context, so both advance at the same
+pace. A request is bound to the live context when its first choice gets a slot, and stays there.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+
+from engine.generate.answer import Answer, Choice
+from engine.generate.decoder import Decoder, Evaluated
+from engine.generate.llamacpp import DecodeFailed, Model
+from engine.generate.prompt import Prompts
+from engine.generate.sampling import NotFinite
+from engine.generate.scheduler import Admitted, Piece
+from engine.generate.swap import Swap
+from engine.generate.template import BadTemplate
+from engine.protocol import Begun, Cancel, Generate, Message, RequestFailed
+
+log = logging.getLogger(__name__)
+
+# Prompt tokens evaluated in one step: few while answers run, so that they do not stall; more when nobody waits.
+PROMPT_TOKENS_BUSY = 32
+PROMPT_TOKENS_ALONE = 128
+
+_SEED_BITS = 31
+
+Key = tuple[str, int]  # request id, choice
+
+
+class Answering:
+    """All requests of this worker. `send` takes the messages; `ended` is told when a request left a context."""
+
+    def __init__(
+        self,
+        model: Model,
+        prompts: Prompts,
+        decoders: Sequence[Decoder],
+        swap: Swap,
+        *,
+        limit_tokens: int,
+        send: Callable[[Message], None],
+        ended: Callable[[int], None],
+    ) -> None:
+        """limit_tokens: the most tokens of one sequence, prompt and answer together."""
+        self._model = model
+        self._prompts = prompts
+        self._decoders = decoders
+        self._swap = swap
+        self._limit_tokens = limit_tokens
+        self._send = send
+        self._ended = ended
+        self._answers: dict[str, Answer] = {}
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._answers)
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether a request has a slot: whether anything waits for the next step."""
+        return any(answer.context is not None for answer in self._answers.values())
+
+    def generate(self, message: Generate) -> None:
+        """Queue a request, or send why it cannot be done."""
+        if message.request_id in self._answers:
+            log.error("request %s is under way already; the second one is ignored", message.request_id)
+            return
+        arrived_at = time.monotonic()
+        try:
+            prompt_ids = self._prompt_ids(message)
+            room = self._room(message, prompt_ids)
+        except _Refused as refused:
+            self._send(RequestFailed(request_id=message.request_id, code=refused.code, message=str(refused)))
+            return
+        seed = message.sampling.seed if message.sampling.seed is not None else secrets.randbits(_SEED_BITS)
+        choices = tuple(Choice(message.sampling, seed=seed, index=index, room=room) for index in range(message.n))
+        self._answers[message.request_id] = Answer(message.request_id, prompt_ids, choices, arrived_at=arrived_at)
+        scheduler = self._decoders[self._swap.live].scheduler
+        for choice in choices:
+            key: Key = (message.request_id, choice.index)
+            scheduler.submit(Piece(key, prompt_ids, rows_from=len(prompt_ids) - 1, room=room))
+
+    def cancel(self, message: Cancel) -> None:
+        """End a request where it is; a request that is over already is none of our business."""
+        answer = self._answers.get(message.request_id)
+        if answer is not None:
+            self._cancel(answer)
+
+    def cancel_all(self) -> None:
+        for answer in list(self._answers.values()):
+            self._cancel(answer)
+
+    def reroute(self) -> None:
+        """The live context changed: what waits for its first slot waits there now."""
+        live = self._swap.live
+        moved = self._decoders[1 - live].scheduler.withdraw(lambda piece: self._of(piece.key).context is None)
+        for piece in moved:
+            self._decoders[live].scheduler.submit(piece)
+
+    def step(self) -> None:
+        """One decode step of each context that has answers."""
+        alone = not self.is_decoding
+        for context, decoder in enumerate(self._decoders):
+            if self._swap.role(context) not in ("live", "draining") or not decoder.scheduler.has_work:
+                continue
+            try:
+                admitted, evaluated = decoder.step(PROMPT_TOKENS_ALONE if alone else PROMPT_TOKENS_BUSY)
+            except DecodeFailed as error:
+                self._fail_context(context, str(error))
+                continue
+            for item in admitted:
+                self._begin(context, item)
+            now = time.monotonic()
+            for row in evaluated:
+                self._take(decoder, row, now)
+
+    def _prompt_ids(self, message: Generate) -> tuple[int, ...]:
+        if (message.messages is None) == (message.prompt is None):
+            raise _Refused("bad_prompt", "exactly one of messages and prompt must be set")
+        if message.n < 1:
+            raise _Refused("bad_prompt", f"n: {message.n} choices asked, at least 1 is needed")
+        try:
+            if message.messages is not None:
+                prompt_ids = self._prompts.chat(message.messages)
+            else:
+                assert message.prompt is not None
+                prompt_ids = self._prompts.text(message.prompt)
+        except BadTemplate as error:
+            raise _Refused("bad_template", str(error)) from error
+        if not prompt_ids:
+            raise _Refused("bad_prompt", "prompt: it has no tokens; the model needs at least one")
+        return prompt_ids
+
+    def _room(self, message: Generate, prompt_ids: tuple[int, ...]) -> int:
+        """The most tokens that each choice may have."""
+        left = self._limit_tokens - len(prompt_ids)
+        if left < 1:
+            raise _Refused(
+                "context_length_exceeded",
+                f"the prompt has {len(prompt_ids)} tokens, the context holds {self._limit_tokens} for prompt and "
+                "answer together; shorten the messages or raise serve.context_tokens",
+            )
+        asked = message.sampling.max_tokens
+        if asked is not None and asked < 1:
+            raise _Refused("bad_prompt", f"max_tokens: {asked}, at least 1 is needed")
+        return left if asked is None else min(asked, left)
+
+    def _of(self, key: object) -> Answer:
+        assert isinstance(key, tuple)
+        return self._answers[key[0]]
+
+    def _begin(self, context: int, admitted: Admitted) -> None:
+        answer = self._of(admitted.key)
+        if answer.context is None:
+            self._bind(answer, admitted.n_cached)
+        assert answer.context == context
+
+    def _bind(self, answer: Answer, n_cached: int) -> None:
+        context = self._swap.begin()
+        answer.begin(context, cached_tokens=n_cached, now=time.monotonic())
+        version = self._swap.version(context)
+        self._send(Begun(request_id=answer.request_id, version=version, prompt_ids=answer.prompt_ids))
+
+    def _take(self, decoder: Decoder, item: Evaluated, now: float) -> None:
+        assert isinstance(item.key, tuple)
+        answer = self._answers.get(item.key[0])
+        if answer is None:  # another choice of it failed in this very step
+            return
+        choice = answer.choices[item.key[1]]
+        try:
+            sampled = choice.sampler.draw(item.row)
+        except NotFinite as error:
+            self._fail(answer, str(error))
+            return
+        answer.note_token(now)
+        text, tokens = choice.take(sampled, self._model.piece, is_eos=sampled.id in self._model.eos_ids)
+        if (chunk := answer.chunk(choice, text, tokens)) is not None:
+            self._send(chunk)
+        if choice.finish_reason is None:
+            decoder.scheduler.append(item.key, sampled.id)
+            return
+        decoder.scheduler.finish(item.key)
+        self._send(choice.done(answer.request_id))
+        self._close_if_done(answer)
+
+    def _cancel(self, answer: Answer) -> None:
+        if answer.context is None:
+            self._bind(answer, 0)  # every answer begins before it ends, also one that had no slot yet
+        self._drop(answer)
+        for choice in answer.choices:
+            if choice.finish_reason is None:
+                text, tokens = choice.cancel()
+                if (chunk := answer.chunk(choice, text, tokens)) is not None:
+                    self._send(chunk)
+                self._send(choice.done(answer.request_id))
+        self._close_if_done(answer)
+
+    def _drop(self, answer: Answer) -> None:
+        """Take its pieces out of the scheduler."""
+        scheduler = self._decoders[self._swap.live if answer.context is None else answer.context].scheduler
+        keys = {(answer.request_id, choice.index) for choice in answer.choices}
+        scheduler.withdraw(lambda piece: piece.key in keys)
+        for key in scheduler.active_keys():
+            if key in keys:
+                scheduler.finish(key)
+
+    def _close_if_done(self, answer: Answer) -> None:
+        if answer.is_done:
+            self._send(answer.done(time.monotonic()))
+            self._forget(answer)
+
+    def _fail(self, answer: Answer, message: str) -> None:
+        log.error("request %s failed: %s", answer.request_id, message)
+        self._drop(answer)
+        self._send(RequestFailed(request_id=answer.request_id, code="engine_error", message=message))
+        self._forget(answer)
+
+    def _forget(self, answer: Answer) -> None:
+        del self._answers[answer.request_id]
+        if answer.context is not None:
+            self._ended(answer.context)
+
+    def _fail_context(self, context: int, message: str) -> None:
+        """llama.cpp took no batch: what runs there cannot go on, what has not begun can."""
+        decoder = self._decoders[context]
+        running = {key[0] for key in decoder.scheduler.active_keys() if isinstance(key, tuple)}
+        queued = decoder.abandon()
+        for answer in list(self._answers.values()):
+            if answer.request_id in running or answer.context == context:
+                self._fail(answer, message)
+        for piece in queued:
+            if isinstance(piece.key, tuple) and piece.key[0] in self._answers:
+                decoder.scheduler.submit(piece)
+
+
+class _Refused(Exception):
+    """Raised when a request cannot be queued; becomes RequestFailed."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code

@@ -1,0 +1,45 @@
+"""Requests and probes as token ids: the chat template and the tokeniser, used in one way everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.generate.llamacpp import Model
+from engine.generate.template import BadTemplate, ChatTemplate
+from engine.protocol import ChatMessage, ProbeText, ProbeTokens
+
+
+class Prompts:
+    """Makes prompts for one model."""
+
+    def __init__(self, model: Model) -> None:
+        """Raises BadTemplate if the model's template does not compile."""
+        self._model = model
+        self._bos = model.special_text("bos")
+        self._template: ChatTemplate | None = None
+        if model.chat_template is not None:
+            self._template = ChatTemplate(model.chat_template, bos=self._bos, eos=model.special_text("eos"))
+
+    def chat(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
+        """Token ids of a conversation up to where the assistant speaks. Raises BadTemplate."""
+        if self._template is None:
+            raise BadTemplate("the model file has no chat template; use /v1/completions with a prompt")
+        text = self._template.render(messages)
+        # A template that writes BOS itself must not get a second one from the tokeniser.
+        writes_bos = bool(self._bos) and text.startswith(self._bos)
+        return self._model.tokenise(text, add_special=not writes_bos, parse_special=True)
+
+    def text(self, prompt: str) -> tuple[int, ...]:
+        """Token ids of a text to continue as it is."""
+        return self._model.tokenise(prompt, add_special=True, parse_special=True)
+
+    def probe(self, probe: ProbeText) -> ProbeTokens:
+        """A canary probe; the completion is the answer's text alone, without an end of sequence. Raises BadTemplate."""
+        completion_ids = self._model.tokenise(probe.assistant, add_special=False, parse_special=False)
+        return ProbeTokens(prompt_ids=self.user(probe.user), completion_ids=completion_ids)
+
+    def user(self, text: str) -> tuple[int, ...]:
+        """Token ids of a user's turn, bare where the model has no template. Raises BadTemplate."""
+        if self._template is None:
+            return self.text(text)
+        return self.chat((ChatMessage(role="user", content=text),))

@@ -1,0 +1,158 @@
+"""Draw tokens from logits, and say how likely each drawn token was.
+
+Two log-probabilities are recorded for every token: under the distribution that it was drawn from (temperature, top-k
+and top-p applied, renormalised), which is the behaviour policy of learning, and under the full softmax at temperature
+1. At temperature 0 the distribution is a point: its log-probability is 0 by definition.
+
+Order of the cuts: temperature, then top-k, then top-p over what top-k left. Equal logits at the border of a cut are
+kept or dropped in an unspecified but repeatable order. Pure but for the random state inside a `Sampler`; no llama.cpp.
+
+Letters: V vocabulary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Row = npt.NDArray[np.float32]  # float32[V] logits
+
+_BLOCK = 256  # the inverse CDF is walked over sums of blocks first: two short cumulative sums instead of one over V
+_LIKELY = 1024  # top-p looks at this many most likely tokens before it sorts all
+_SEED_MASK = 2**64 - 1
+
+
+class NotFinite(ValueError):
+    """Raised when logits hold a NaN or an infinity: the adapter or the model is broken."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sampled:
+    """A drawn token. top: (id, raw log-probability) of the most likely tokens, best first."""
+
+    id: int
+    logprob: float
+    raw_logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Sampler:
+    """The sampling settings and the random state of one choice: the same seed and choice draw the same numbers."""
+
+    __slots__ = ("_random", "temperature", "top_k", "top_logprobs", "top_p")
+
+    def __init__(
+        self, *, temperature: float, top_p: float, top_k: int, seed: int, choice: int, top_logprobs: int
+    ) -> None:
+        self.temperature = temperature
+        self.top_p = top_p
+        self.top_k = top_k
+        self.top_logprobs = top_logprobs
+        self._random = np.random.Generator(np.random.PCG64([seed & _SEED_MASK, choice]))
+
+    def draw(self, logits: Row) -> Sampled:
+        """One token of float32[V] logits. Raises NotFinite."""
+        peak = float(logits.max())
+        shifted = logits - np.float32(peak)
+        weights = np.exp(shifted)
+        # float32 pairwise sums keep about six digits, more than the kernels that made the logits.
+        log_total = math.log(float(weights.sum())) if math.isfinite(peak) else math.nan
+        if not math.isfinite(log_total):
+            raise NotFinite("the logits hold NaN or infinity")
+        if self.temperature == 0:
+            token, logprob = int(logits.argmax()), 0.0
+        else:
+            token, logprob = self._draw_scaled(shifted, weights)
+        raw_logprob = float(shifted[token]) - log_total
+        if self.temperature == 1 and not self._cuts():
+            logprob = raw_logprob
+        return Sampled(token, logprob, raw_logprob, most_likely(shifted, log_total, self.top_logprobs))
+
+    def _cuts(self) -> bool:
+        return self.top_k > 0 or self.top_p < 1
+
+    def _draw_scaled(self, shifted: Row, weights: Row) -> tuple[int, float]:
+        if self.temperature != 1:
+            # Not in place: the caller still reads the unscaled values.
+            scaled = shifted * np.float32(1 / self.temperature)
+            weights = np.exp(scaled)
+        else:
+            scaled = shifted
+        if self._cuts():
+            kept = _kept(weights, self.top_k, self.top_p)
+            position = _inverse_cdf(weights[kept], self._random.random())
+            token = int(kept[position])
+            total = float(weights[kept].sum(dtype=np.float64))
+        else:
+            token = _inverse_cdf(weights, self._random.random())
+            total = float(weights.sum())
+        return token, float(scaled[token]) - math.log(total)
+
+
+def draw(rows: Sequence[Row], samplers: Sequence[Sampler]) -> list[Sampled]:
+    """One token of each row by its sampler. Raises NotFinite."""
+    # Row by row stays in the L2 cache: a pass over the matrix of all rows is slower from 8 rows on.
+    return [sampler.draw(row) for row, sampler in zip(rows, samplers, strict=True)]
+
+
+def raw_logprob(logits: Row, token: int) -> float:
+    """Log-probability of `token` under the softmax of float32[V] logits. Raises NotFinite."""
+    peak = float(logits.max())
+    total = float(np.exp(logits - np.float32(peak)).sum()) if math.isfinite(peak) else math.nan
+    if not math.isfinite(total):
+        raise NotFinite("the logits hold NaN or infinity")
+    return float(logits[token]) - peak - math.log(total)
+
+
+def most_likely(shifted: Row, log_total: float, n: int) -> tuple[tuple[int, float], ...]:
+    """The `n` most likely tokens of `shifted` (logits less a constant), best first, with log-probabilities."""
+    if n <= 0:
+        return ()
+    ids = _largest(shifted, n)
+    return tuple((int(i), float(shifted[i]) - log_total) for i in ids)
+
+
+def _kept(weights: Row, top_k: int, top_p: float) -> npt.NDArray[np.intp]:
+    """Ids that survive the cuts, most likely first; at least one."""
+    n_vocab = len(weights)
+    if 0 < top_k < n_vocab:
+        ids = _largest(weights, top_k)
+        return ids if top_p >= 1 else ids[: _nucleus(weights[ids], float(weights[ids].sum(dtype=np.float64)), top_p)]
+    total = float(weights.sum(dtype=np.float64))
+    ids = _largest(weights, min(_LIKELY, n_vocab))
+    if float(weights[ids].sum(dtype=np.float64)) < top_p * total:
+        ids = _largest(weights, n_vocab)
+    return ids[: _nucleus(weights[ids], total, top_p)]
+
+
+def _nucleus(descending: Row, total: float, top_p: float) -> int:
+    """How many of the most likely tokens reach the share `top_p` of `total`."""
+    reached = descending.cumsum(dtype=np.float64)
+    return min(len(descending), int(reached.searchsorted(top_p * total)) + 1)
+
+
+def _largest(values: Row, n: int) -> npt.NDArray[np.intp]:
+    n_values = len(values)
+    ids = np.argpartition(values, n_values - n)[-n:] if n < n_values else np.arange(n_values)
+    return ids[np.argsort(-values[ids], kind="stable")]
+
+
+def _inverse_cdf(weights: Row, u: float) -> int:
+    """The index at which the running sum of `weights` passes the share `u` in [0, 1)."""
+    n_whole = len(weights) // _BLOCK * _BLOCK
+    sums = weights[:n_whole].reshape(-1, _BLOCK).sum(axis=1).astype(np.float64)
+    reached = np.append(sums, weights[n_whole:].sum(dtype=np.float64)).cumsum()
+    block = int(reached.searchsorted(u * reached[-1], side="right"))
+    if block == len(reached):  # u * total was rounded up to the total
+        return int(np.flatnonzero(weights)[-1])
+    start = block * _BLOCK
+    inner = weights[start : start + _BLOCK].cumsum(dtype=np.float64)
+    before = reached[block - 1] if block else 0.0
+    offset = int(inner.searchsorted(u * reached[-1] - before, side="right"))
+    if offset == len(inner):  # float32 and float64 sums of the block differ in the last digits
+        offset = int(np.flatnonzero(inner == inner[-1])[0])
+    return start + offset

@@ -1,0 +1,63 @@
+"""The model's own chat template: messages in, prompt text out.
+
+The template is Jinja code out of the model file, so it runs in Jinja's immutable sandbox. Knows no tokens.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from engine.protocol import ChatMessage
+
+
+class BadTemplate(ValueError):
+    """Raised when the messages do not fit the template, or the template itself is broken."""
+
+
+class ChatTemplate:
+    """A compiled chat template."""
+
+    def __init__(self, source: str, *, bos: str, eos: str) -> None:
+        """Raises BadTemplate if `source` is no template."""
+        # The options that transformers renders templates with; models are trained on that whitespace.
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = _strftime_now
+        environment.filters["tojson"] = _to_json
+        self._special = {"bos_token": bos, "eos_token": eos}
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise BadTemplate(f"the model's chat template does not compile: {error}") from error
+
+    def render(self, messages: Sequence[ChatMessage]) -> str:
+        """The prompt up to where the assistant begins to speak. Raises BadTemplate."""
+        if not messages:
+            raise BadTemplate("messages: at least one message is needed")
+        plain = [{"role": message.role, "content": message.content} for message in messages]
+        try:
+            return self._template.render(messages=plain, add_generation_prompt=True, **self._special)
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+            roles = ", ".join(message.role for message in messages)
+            raise BadTemplate(f"the model's chat template does not take messages of roles {roles}: {error}") from error
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.datetime.now().astimezone().strftime(pattern)
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    # Jinja's own filter escapes HTML characters, which a prompt must keep.
+    return json.dumps(value, ensure_ascii=False, indent=indent)
