@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edged.api.asks import IGNORED, ChatRequest, TextRequest
+from edged.records import Caller
+from edged.refusal import Refused
+
+CALLER = Caller(name="uid:1", scopes=frozenset())
+USER: dict[str, Any] = {"role": "user", "content": "Hello"}
+
+
+def chat(**fields: Any) -> ChatRequest:
+    return ChatRequest.of_json(json.dumps({"messages": [USER], **fields}).encode())
+
+
+def refusal(**fields: Any) -> Refused:
+    with pytest.raises(Refused) as caught:
+        chat(**fields)
+    assert caught.value.status == 400
+    return caught.value
+
+
+def test_a_bare_chat_has_openais_defaults() -> None:
+    ask = chat().ask("chatcmpl-1", CALLER)
+
+    assert (ask.n, ask.temperature, ask.top_p, ask.top_k) == (1, 1.0, 1.0, 0)
+    assert (ask.seed, ask.max_tokens, ask.stop, ask.logprobs, ask.top_logprobs) == (None, None, (), False, 0)
+    assert ask.messages == [USER]
+    assert ask.prompt is None
+
+
+def test_null_means_the_field_is_left_out() -> None:
+    assert chat(temperature=None, stop=None, n=None, stream_options=None, tools=None, metadata=None) == chat()
+
+
+def test_text_parts_are_joined() -> None:
+    parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
+
+    assert chat(messages=[{"role": "user", "content": parts}]).messages[0].content == "Hello"
+
+
+def test_an_answer_can_be_sent_back_as_the_client_got_it() -> None:
+    earlier: dict[str, Any] = {
+        "role": "assistant", "content": "Hi", "refusal": None, "annotations": [], "audio": None,
+        "function_call": None, "tool_calls": None,
+    }  # fmt: skip
+
+    assert chat(messages=[USER, earlier, USER]).messages[1].plain() == {"role": "assistant", "content": "Hi"}
+
+
+def test_a_developer_speaks_as_the_system() -> None:
+    assert chat(messages=[{"role": "developer", "content": "Be brief"}]).messages[0].plain()["role"] == "system"
+
+
+def test_max_completion_tokens_is_the_newer_name_of_max_tokens() -> None:
+    assert chat(max_completion_tokens=5).ask("x", CALLER).max_tokens == 5
+    assert chat(max_tokens=5, max_completion_tokens=5).ask("x", CALLER).max_tokens == 5
+    assert refusal(max_tokens=4, max_completion_tokens=5).param == "max_tokens"
+
+
+def test_stop_is_one_string_or_up_to_four() -> None:
+    assert chat(stop="\n").ask("x", CALLER).stop == ("\n",)
+    assert chat(stop=["a", "b"]).ask("x", CALLER).stop == ("a", "b")
+    assert refusal(stop=list("abcde")).param == "stop"
+    assert refusal(stop=[""]).param == "stop[0]"
+
+
+@pytest.mark.parametrize(
+    ("field", "neutral", "wanted"),
+    [
+        ("frequency_penalty", 0, 0.5),
+        ("presence_penalty", 0.0, -1),
+        ("logit_bias", {}, {"50256": -100}),
+        ("response_format", {"type": "text"}, {"type": "json_object"}),
+        ("tools", [], [{"type": "function"}]),
+        ("tool_choice", "auto", "required"),
+        ("modalities", ["text"], ["text", "audio"]),
+        ("reasoning_effort", "none", "high"),
+        ("min_p", 0, 0.1),
+        ("repetition_penalty", 1.0, 1.1),
+    ],
+)
+def test_what_is_missing_here_is_taken_only_with_the_value_that_means_without(
+    field: str, neutral: Any, wanted: Any
+) -> None:
+    assert chat(**{field: neutral}).ask("x", CALLER) == chat().ask("x", CALLER)
+    refused = refusal(**{field: wanted})
+    assert (refused.code, refused.param) == ("unsupported_parameter", field)
+
+
+@pytest.mark.parametrize("field", sorted(IGNORED))
+def test_what_tunes_openais_own_service_has_no_effect(field: str) -> None:
+    assert chat(**{field: "auto"}) == chat()
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "param"),
+    [
+        ({"temprature": 1}, "unknown_parameter", "temprature"),
+        ({"temperature": 2.1}, "invalid_value", "temperature"),
+        ({"temperature": "hot"}, "invalid_type", "temperature"),
+        ({"temperature": True}, "invalid_type", "temperature"),
+        ({"n": 0}, "invalid_value", "n"),
+        ({"n": 1.5}, "invalid_type", "n"),
+        ({"seed": 2**63}, "invalid_value", "seed"),
+        ({"messages": []}, "invalid_value", "messages"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "invalid_value", "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "missing_required_parameter", "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "invalid_value", "messages[0].content"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "unsupported_parameter",
+            "messages[0].content",
+        ),
+        ({"top_logprobs": 3}, "invalid_value", "top_logprobs"),
+        ({"stream_options": {"include_usage": True}}, "invalid_value", "stream_options"),
+        ({"metadata": {"k" * 65: "v"}}, "invalid_value", "metadata"),
+        ({"metadata": {str(i): "v" for i in range(17)}}, "invalid_value", "metadata"),
+        ({"metadata": {"k": "v" * 513}}, "invalid_value", "metadata.k"),
+    ],
+)
+def test_a_mistake_is_named_by_its_field(fields: dict[str, Any], code: str, param: str) -> None:
+    refused = refusal(**fields)
+
+    assert refused.code == code
+    assert refused.param is not None
+    assert refused.param.startswith(param)
+    assert len(refused.message) < 300
+
+
+def test_a_prompt_is_one_text() -> None:
+    def text(prompt: Any) -> TextRequest:
+        return TextRequest.of_json(json.dumps({"prompt": prompt}).encode())
+
+    assert text("Once").ask("cmpl-1", CALLER).prompt == "Once"
+    assert text(["Once"]).ask("cmpl-1", CALLER).prompt == "Once"
+    for several in (["a", "b"], [1, 2, 3], [[1, 2]], []):
+        with pytest.raises(Refused) as caught:
+            text(several)
+        assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "prompt")
+
+
+def test_the_older_logprobs_counts_alternatives() -> None:
+    ask = TextRequest.of_json(b'{"prompt": "Once", "logprobs": 0}').ask("cmpl-1", CALLER)
+
+    assert (ask.logprobs, ask.top_logprobs) == (True, 0)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=True) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.sampled_from([*ChatRequest.model_fields, "other"]), json_values, max_size=6))
+def test_any_json_object_is_parsed_or_refused_with_400(fields: dict[str, Any]) -> None:
+    data = json.dumps({"messages": [USER], **fields}).encode("utf-8", "surrogatepass")
+    try:
+        ChatRequest.of_json(data).ask("x", CALLER)
+        status = 400
+    except Refused as refused:
+        status = refused.status
+
+    assert status == 400
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_parsed_or_refused_with_400(data: bytes) -> None:
+    with pytest.raises(Refused) as caught:
+        ChatRequest.of_json(data)
+    assert caught.value.status == 400

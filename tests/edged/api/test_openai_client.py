@@ -1,0 +1,96 @@
+"""The official client, unchanged, over both kinds of socket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2
+import openai
+import pytest
+
+from edged.records import Caller
+from edged.refusal import Refused
+from tests.edged.api.light_server import HANG_S, Light, serving_in_thread
+
+USER: openai.types.chat.ChatCompletionUserMessageParam = {"role": "user", "content": "Hello"}
+
+
+@contextmanager
+def client_of(light: Light, kind: str, key: str = "any") -> Iterator[openai.OpenAI]:
+    transport = httpx2.HTTPTransport(uds=str(light.socket) if kind == "unix" else None)
+    base_url = "http://edged/v1" if kind == "unix" else f"{light.url}/v1"
+    with (
+        httpx2.Client(transport=transport, timeout=HANG_S) as http,
+        openai.OpenAI(base_url=base_url, api_key=key, http_client=http, max_retries=0) as client,
+    ):
+        yield client
+
+
+@pytest.mark.parametrize("kind", ["unix", "tcp"])
+def test_it_chats_and_streams(tmp_path: Path, kind: str) -> None:
+    with serving_in_thread(tmp_path) as light, client_of(light, kind) as client:
+        model = client.models.list().data[0].id
+        whole = client.chat.completions.create(model=model, messages=[USER], store=True, metadata={"a": "b"})
+        with client.chat.completions.create(
+            model="default", messages=[USER], stream=True, stream_options={"include_usage": True}, logprobs=True
+        ) as stream:
+            chunks = list(stream)
+
+    assert whole.choices[0].message.content == "Hello there."
+    assert whole.usage is not None
+    assert whole.usage.total_tokens == 10
+    texts = [choice.delta.content or "" for chunk in chunks for choice in chunk.choices]
+    assert "".join(texts) == "Hello there."
+    assert chunks[-1].usage is not None
+
+
+def test_it_completes_text(tmp_path: Path) -> None:
+    with serving_in_thread(tmp_path) as light, client_of(light, "unix") as client:
+        whole = client.completions.create(model="default", prompt="Say", logprobs=1)
+
+    assert whole.choices[0].text == "Hello there."
+    assert whole.choices[0].logprobs is not None
+    assert whole.choices[0].logprobs.tokens == ["Hello", " there", "."]
+
+
+def test_extra_body_carries_top_k(tmp_path: Path) -> None:
+    with serving_in_thread(tmp_path) as light, client_of(light, "unix") as client:
+        client.chat.completions.create(model="default", messages=[USER], extra_body={"top_k": 40})
+
+    assert light.answers.asked[0].top_k == 40
+
+
+def test_its_errors_are_of_the_right_class(tmp_path: Path) -> None:
+    with serving_in_thread(tmp_path) as light, client_of(light, "unix") as client:
+        with pytest.raises(openai.NotFoundError) as unknown:
+            client.chat.completions.create(model="gpt-4o", messages=[USER])
+        with pytest.raises(openai.BadRequestError) as unsupported:
+            client.chat.completions.create(model="default", messages=[USER], frequency_penalty=1)
+        light.answers.refuses = Refused(429, "too_many_requests", "full", retry_after_s=1)
+        with pytest.raises(openai.RateLimitError) as full:
+            client.chat.completions.create(model="default", messages=[USER])
+        light.answers.refuses, light.answers.fails_after = None, 1
+        stream = client.chat.completions.create(model="default", messages=[USER], stream=True)
+        with pytest.raises(openai.APIError) as interrupted:
+            list(stream)
+
+    assert unknown.value.code == "model_not_found"
+    assert (unsupported.value.code, unsupported.value.param) == ("unsupported_parameter", "frequency_penalty")
+    assert full.value.response.headers["retry-after"] == "1"
+    assert "the engine died" in str(interrupted.value)
+
+
+def test_its_key_is_checked_once_there_are_keys(tmp_path: Path) -> None:
+    async def make(light: Light) -> str:
+        root = Caller(name="uid:0", scopes=frozenset())
+        return (await light.keys.create("app", frozenset({"infer"}), caller=root))[1]
+
+    with serving_in_thread(tmp_path) as light:
+        secret = asyncio.run(make(light))
+        with client_of(light, "tcp", secret) as client:
+            assert client.models.list().data
+        with client_of(light, "tcp", "wrong") as client, pytest.raises(openai.AuthenticationError):
+            client.models.list()
