@@ -94,7 +94,7 @@ class Database:
             run: makes its changes with the connection it gets; an exception undoes them and is raised here. It runs
                 inside a transaction that others share, so it must neither begin nor end one.
             on_commit: called with the result on the event loop, in the order of the commits, also if the caller of
-                `write` is gone by then: the place to keep snapshots in memory up to date. It must not raise.
+                `write` is gone by then: the place to keep snapshots in memory up to date. An exception in it is logged.
         Raises:
             StoreError: the database failed, or is closed; nothing of this write was kept.
         Cancellation: the write happens all the same.
@@ -203,7 +203,12 @@ class Database:
         for job in group:
             self._room.release()
             if job.error is None and job.on_commit is not None:
-                job.on_commit(job.result)
+                try:
+                    job.on_commit(job.result)
+                except (
+                    Exception
+                ):  # the row is on disk: neither this caller nor the others of the group may wait for ever
+                    logger.exception("a snapshot of the store could not follow a commit")
             if job.done.cancelled():
                 continue
             if job.error is None:

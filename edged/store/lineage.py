@@ -135,7 +135,7 @@ class Lineage:
         """Append to the live history.
 
         Args:
-            why: "promoted" or "rolled_back"; both are audited.
+            why: "promoted" or "rolled_back"; the audit shows it.
             if_live: only if this version is live now.
             now: Unix seconds.
             pinned: None keeps it as it is.

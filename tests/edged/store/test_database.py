@@ -138,6 +138,19 @@ def test_on_commit_runs_in_the_order_of_the_writes_also_when_the_caller_is_gone(
     assert seen == [0, 1, 2, 3, 4]
 
 
+def test_an_on_commit_that_fails_is_logged_and_keeps_no_caller_waiting(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(database: Database) -> None:
+        outcomes = await queued_together(
+            database, [database.write(lambda _: 0, lambda zero: 1 // zero), database.write(lambda _: 1)]
+        )
+        assert outcomes == [0, 1]
+
+    run(tmp_path / "edged.db", scenario)
+    assert "ZeroDivisionError" in caplog.text
+
+
 def test_more_writes_than_may_wait_all_get_done(tmp_path: Path) -> None:
     n = database_module.WAITING_MAX + 100
 
