@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -246,6 +246,7 @@ _values = st.recursive(
 _names = st.sampled_from(DOTTED_KEYS) | st.text(max_size=6)
 
 
+@settings(deadline=None)
 @given(st.dictionaries(_names, _values, max_size=6))
 @example({"learn.epochs": 10**400, "learn.gamma": 10**400, "api.listen": [["x"]], "learn": {}, "a[b.c[": 1})
 def test_random_values_are_settings_or_a_config_error_with_a_line_for_each(values: dict[str, Any]) -> None:
@@ -253,6 +254,7 @@ def test_random_values_are_settings_or_a_config_error_with_a_line_for_each(value
     assert lines is None or all(": got " in line for line in lines)
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="[]{}=\"'.,#\n\\ _-+:0129aeinftruxT", max_size=60) | st.text(max_size=40))
 def test_random_text_is_settings_or_a_config_error(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     file = tmp_path_factory.getbasetemp() / "random.toml"

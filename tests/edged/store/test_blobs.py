@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edged.store import blobs
@@ -13,6 +13,7 @@ from edged.store import blobs
 _float32 = st.floats(width=32, allow_nan=False)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(-(2**31), 2**31 - 1)))
 def test_ids_come_back_as_they_were(ids: list[int]) -> None:
     blob = blobs.pack_ids(ids)
@@ -20,11 +21,13 @@ def test_ids_come_back_as_they_were(ids: list[int]) -> None:
     assert blobs.unpack_ids(blob) == tuple(ids)
 
 
+@settings(deadline=None)
 @given(st.lists(st.none() | _float32))
 def test_float32_logprobs_and_none_come_back_as_they_were(logprobs: list[float | None]) -> None:
     assert blobs.unpack_logprobs(blobs.pack_logprobs(logprobs)) == tuple(logprobs)
 
 
+@settings(deadline=None)
 @given(st.lists(st.none() | st.floats()))
 def test_any_float_is_stored_and_what_came_back_is_stable(logprobs: list[float | None]) -> None:
     once = blobs.unpack_logprobs(blobs.pack_logprobs(logprobs))
