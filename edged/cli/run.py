@@ -34,10 +34,12 @@ def run(
     listen: ListenOption = None,
 ) -> None:
     """Run the daemon in the foreground. SIGTERM drains and stops, SIGHUP reloads the file."""
-    settings = load(config, overrides(model, listen))
+    changes = overrides(model, listen)
+    settings = load(config, changes)
     from edged import daemon  # the heavy imports come after the settings are known to be good
 
-    raise typer.Exit(daemon.run(settings, state_folder=state_folder(state_dir), config_path=config))
+    code = daemon.run(settings, state_folder=state_folder(state_dir), config_path=config, overrides=changes)
+    raise typer.Exit(code)
 
 
 def check_config(

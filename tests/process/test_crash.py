@@ -1,0 +1,167 @@
+"""kill -9 at the worst moments: what was acknowledged is there, nothing twice, and the last good adapter serves."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+KILLS = 40
+LOAD_THREADS = 4
+
+
+class Load:
+    """Asks and rates from several threads until the daemon is gone; remembers what was acknowledged."""
+
+    def __init__(self, socket_path: Path, seed: int) -> None:
+        self._path = socket_path
+        self._random = random.Random(seed)
+        self._stop = threading.Event()
+        self.acknowledged: list[str] = []
+        self.episodes: list[str] = []
+        self._threads = [threading.Thread(target=self._run) for _ in range(LOAD_THREADS)]
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self) -> None:
+        transport = httpx.HTTPTransport(uds=str(self._path))
+        with httpx.Client(transport=transport, base_url="http://edged", timeout=30) as client:
+            while not self._stop.is_set():
+                try:
+                    self._ask_and_rate(client)
+                except httpx.TransportError:
+                    time.sleep(0.01)
+
+    def _ask_and_rate(self, client: httpx.Client) -> None:
+        body = {"model": "default", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+        answer = client.post("/v1/chat/completions", json=body)
+        if answer.status_code != 200:
+            return
+        completion_id = answer.json()["id"]
+        self.episodes.append(completion_id)
+        rating = self._random.choice([-1.0, 1.0])
+        rated = client.post("/v1/feedback", json={"completion_id": completion_id, "rating": rating})
+        if rated.status_code == 201:
+            self.acknowledged.append(rated.json()["id"])
+
+
+def check_nothing_lost(daemon: Any, acknowledged: list[str], episodes: list[str]) -> None:
+    stored = daemon.all_feedback()
+    assert len(stored) == len(set(stored))
+    assert set(acknowledged) <= set(stored)
+    for completion_id in episodes:
+        found = daemon.client.get("/v1/feedback", params={"completion_id": completion_id})
+        assert found.status_code == 200
+        assert len(found.json()["data"]) <= 1
+
+
+def check_serves_the_last_good_adapter(daemon: Any) -> None:
+    listed = daemon.client.get("/v1/adapters").json()
+    live = listed["live"]["version"]
+    published = {row["version"]: row for row in listed["data"]}
+    assert published[live]["state"] == "published"
+    assert daemon.chat()["system_fingerprint"].endswith(f"-v{live}")
+    if live:
+        assert (daemon.state / "CURRENT").read_text().strip().startswith(f"v{live}-")
+        assert (daemon.state / "adapters" / (daemon.state / "CURRENT").read_text().strip()).is_dir()
+
+
+def test_forty_kills_under_rating_load_lose_nothing_and_double_nothing(start_light: Any) -> None:
+    chance = random.Random(7)
+    acknowledged: list[str] = []
+    episodes: list[str] = []
+    for kill in range(KILLS):
+        daemon = start_light(settings={"learn.batch_ratings": 8, "learn.max_attempts": 100})
+        with Load(daemon.state / "edged.sock", kill) as load:
+            time.sleep(chance.uniform(0.0, 0.6))
+            daemon.process.kill()
+            daemon.process.wait()
+        acknowledged += load.acknowledged
+        episodes += load.episodes
+    daemon = start_light(settings={"learn.batch_ratings": 8, "learn.max_attempts": 100})
+    assert len(acknowledged) > KILLS
+    check_nothing_lost(daemon, acknowledged, episodes[-50:])
+    check_serves_the_last_good_adapter(daemon)
+    daemon.until(lambda: daemon.status()["learner"]["state"] not in ("training", "gating"))
+    assert daemon.status()["learner"]["updates_total"] > 0
+    assert not list((daemon.state / "spool").iterdir())
+
+
+def test_the_trainer_killed_in_the_middle_costs_an_attempt_and_no_answer(start_light: Any) -> None:
+    daemon = start_light(settings={"learn.batch_ratings": 4}, environment={"EDGED_LIGHT_TRAIN_S": "1.5"})
+    daemon.rate_some(4)
+    pid = daemon.until(lambda: daemon.status()["learner"]["state"] == "training" and daemon.worker_pid("train"))
+    signal_process(pid)
+    for _ in range(20):
+        assert daemon.chat()["choices"][0]["finish_reason"] in ("stop", "length")
+    daemon.until(lambda: daemon.status()["learner"]["updates_total"] == 1)
+    assert daemon.status()["learner"]["last_update"]["verdict"] == "published"
+    assert daemon.chat()["system_fingerprint"].endswith("-v1")
+
+
+def test_a_serve_worker_killed_under_load_costs_no_answer_that_showed_nothing_yet(start_light: Any) -> None:
+    daemon = start_light(environment={"EDGED_LIGHT_TOKEN_S": "0.02"})
+    answers: list[int] = []
+
+    def ask() -> None:
+        body = {"model": "default", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
+        for _ in range(10):
+            answers.append(daemon.client.post("/v1/chat/completions", json=body).status_code)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(2):
+        time.sleep(0.3)
+        signal_process(daemon.until(lambda: daemon.worker_pid("serve")))
+    for thread in threads:
+        thread.join()
+    assert answers.count(200) + answers.count(503) == 40
+    assert answers.count(200) >= 30
+    assert daemon.chat()["id"]
+
+
+@pytest.mark.parametrize("point", ["train:begin", "train:before_rename", "train:after_rename", "stage:begin"])
+def test_a_worker_that_crashes_once_at_any_point_of_an_update_does_not_stop_it(
+    start_light: Any, point: str, tmp_path: Path
+) -> None:
+    environment = {"EDGED_LIGHT_CRASH": point, "EDGED_LIGHT_CRASH_ONCE": str(tmp_path / "crashed")}
+    daemon = start_light(settings={"learn.batch_ratings": 4}, environment=environment)
+    daemon.rate_some(4)
+    daemon.until(lambda: daemon.status()["learner"]["updates_total"] == 1)
+    assert (tmp_path / "crashed").exists()
+    assert daemon.status()["learner"]["last_update"]["verdict"] == "published"
+    check_serves_the_last_good_adapter(daemon)
+
+
+def test_a_trainer_that_crashes_every_time_fails_the_update_and_learning_goes_on(start_light: Any) -> None:
+    settings = {"learn.batch_ratings": 4, "learn.max_attempts": 2}
+    daemon = start_light(settings=settings, environment={"EDGED_LIGHT_CRASH": "train:begin"})
+    daemon.rate_some(4)
+    daemon.until(lambda: daemon.status()["learner"]["updates_total"] == 1)
+    last = daemon.status()["learner"]["last_update"]
+    assert last["verdict"] == "failed"
+    assert "died" in last["reason"]
+    assert daemon.status()["learner"]["ratings_until_update"] == 4
+    assert daemon.chat()["system_fingerprint"].endswith("-v0")
+
+
+def signal_process(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
