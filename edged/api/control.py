@@ -115,7 +115,7 @@ def record_routes(episodes: EpisodeBook, access: Access) -> APIRouter:
         data = [episode_object(*row) for row in rows[:limit]]
         return {"object": "list", "data": data, "has_more": len(rows) > limit}
 
-    @router.delete("/v1/users/{user}", summary="Forget a user: episodes, ratings and preferences")
+    @router.delete("/v1/users/{user:path}", summary="Forget a user: episodes, ratings and preferences")
     async def delete_user(user: str, caller: Caller = operator) -> dict[str, Any]:
         return {"user": user, "deleted": True, "episodes": await episodes.delete_user(user, caller=caller)}
 

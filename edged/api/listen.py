@@ -149,13 +149,16 @@ def _bind_tcp(address: TcpListen, any_keys: bool) -> list[Listener]:
 def _adopt(fd: int, any_keys: bool) -> Listener:
     try:
         sock = socket.socket(fileno=fd)
-        listening = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     except OSError as error:
         raise ListenError(f"inherited descriptor {fd} is not a socket: {error.strerror or error}") from error
-    if not listening or sock.type != socket.SOCK_STREAM:
-        raise ListenError(f"inherited descriptor {fd} is not a listening stream socket; check the .socket unit")
-    if sock.family != socket.AF_UNIX:
-        _check_reach(str(sock.getsockname()[0]), f"inherited descriptor {fd}", any_keys)
+    try:
+        if sock.type != socket.SOCK_STREAM or not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            raise ListenError(f"inherited descriptor {fd} is not a listening stream socket; check the .socket unit")
+        if sock.family != socket.AF_UNIX:
+            _check_reach(str(sock.getsockname()[0]), f"inherited descriptor {fd}", any_keys)
+    except BaseException:
+        sock.close()
+        raise
     return Listener(sock, None, 0)
 
 
