@@ -34,9 +34,16 @@ class Message:
 
 
 def encode(message: Message, epoch: int, *, version: int) -> bytes:
-    """Bytes of one message, stamped with the protocol version and the worker's epoch."""
+    """Bytes of one message, stamped with the protocol version and the worker's epoch.
+
+    Raises:
+        WireError: a text is not valid Unicode, a number has more than 64 bits, or the message is too long.
+    """
     body = _to_plain(message)
-    packed: bytes = msgpack.packb({"v": version, "epoch": epoch, "type": type(message).__name__, "body": body})
+    try:
+        packed: bytes = msgpack.packb({"v": version, "epoch": epoch, "type": type(message).__name__, "body": body})
+    except (ValueError, OverflowError) as error:
+        raise WireError(f"{type(message).__name__}: a value cannot be sent: {error}") from error
     if len(packed) > MAX_MESSAGE_BYTES:
         raise WireError(f"{type(message).__name__}: {len(packed)} bytes, the limit is {MAX_MESSAGE_BYTES}")
     return packed
@@ -56,7 +63,7 @@ def decode(data: bytes, registry: dict[str, type[Message]], *, version: int) -> 
         raise WireError(f"not a msgpack message: {error}") from error
     if not isinstance(envelope, dict) or set(envelope) != {"v", "epoch", "type", "body"}:
         raise WireError("envelope: expected exactly the keys v, epoch, type, body")
-    if envelope["v"] != version:
+    if envelope["v"] != version or isinstance(envelope["v"], bool):
         raise WireError(f"protocol version {envelope['v']!r}, this side speaks {version}; upgrade the older side")
     epoch, name = envelope["epoch"], envelope["type"]
     if not isinstance(epoch, int) or isinstance(epoch, bool):
