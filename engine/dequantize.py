@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ import numpy as np
 import torch
 
 from adapters.shape import ARCHITECTURES, LINEAR_MODULES
+from adapters.store import publish_folder
 from engine.fault import EngineFault
 from engine.models import CONFIG_FILE, DIGEST_FILE, DTYPES, MODEL_TYPES, WEIGHTS_FILE, parse_config
 
@@ -39,6 +39,7 @@ _BLOCK_TENSORS = {
     "attn_k_norm": "self_attn.k_norm",
     **{short: module for module, short in LINEAR_MODULES.items()},
 }
+_END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 _CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _SAFETENSORS_DTYPE = {"bfloat16": ("BF16", 2), "float32": ("F32", 4)}
 
@@ -89,7 +90,9 @@ def hugging_face_config(reader: Any) -> dict[str, Any]:
     arch = read("general.architecture")
     if arch not in MODEL_TYPES.values():
         known = ", ".join(sorted(set(MODEL_TYPES.values())))
-        raise EngineFault("model_unsupported", f"architecture {arch!r}: this trainer knows {known}; choose another base")
+        raise EngineFault(
+            "model_unsupported", f"architecture {arch!r}: this trainer knows {known}; choose another base"
+        )
     for key in ("rope.scaling.type", "attention.sliding_window"):
         field = reader.get_field(f"{arch}.{key}")
         if field is not None and field.contents() not in ("none", 0):
@@ -115,6 +118,7 @@ def hugging_face_config(reader: Any) -> dict[str, Any]:
         "mlp_bias": "blk.0.ffn_up.bias" in names,
         "hidden_act": "silu",
         "tie_word_embeddings": "output.weight" not in names,
+        "eos_token_id": [field.contents() for field in map(reader.get_field, _END_KEYS) if field is not None],
     }
 
 
@@ -134,15 +138,10 @@ def _publish(folder: Path, config: dict[str, Any], tensors: list[tuple[Any, str]
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     digest = _write_safetensors(temporary / WEIGHTS_FILE, config, tensors, dtype)
-    for file, text in ((CONFIG_FILE, json.dumps({**config, "dtype": dtype}, indent=2)), (DIGEST_FILE, digest)):
-        with open(temporary / file, "w") as out:
-            out.write(text)
-            out.flush()
-            os.fsync(out.fileno())
-    sync_folder(temporary)
+    (temporary / CONFIG_FILE).write_text(json.dumps({**config, "dtype": dtype}, indent=2))
+    (temporary / DIGEST_FILE).write_text(digest)
     shutil.rmtree(folder, ignore_errors=True)  # a damaged copy of the same file
-    temporary.rename(folder)
-    sync_folder(folder.parent)
+    publish_folder(temporary, folder)
 
 
 def _write_safetensors(path: Path, config: dict[str, Any], tensors: list[tuple[Any, str]], dtype: str) -> str:
@@ -161,8 +160,6 @@ def _write_safetensors(path: Path, config: dict[str, Any], tensors: list[tuple[A
         for piece in (len(encoded).to_bytes(8, "little"), encoded, *_unpacked(config, tensors, DTYPES[dtype])):
             digest.update(piece)
             out.write(piece)
-        out.flush()
-        os.fsync(out.fileno())
     return digest.hexdigest()
 
 
@@ -182,12 +179,3 @@ def restore_rotary_rows(weights: torch.Tensor, n_heads: int) -> torch.Tensor:
     """Rows of a Q or K map [n_heads * head_dim, ...] from the interleaved order of GGUF files to Hugging Face's halves."""
     pairs = weights.reshape(n_heads, weights.shape[0] // n_heads // 2, 2, *weights.shape[1:])
     return pairs.swapaxes(1, 2).reshape(weights.shape)
-
-
-def sync_folder(folder: Path) -> None:
-    """Put the entries of `folder` on disk."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -47,6 +47,7 @@ class DecoderConfig:
         rope_llama3: the four numbers of Llama 3's frequency scaling (factor, low and high frequency factor, original
             context in tokens), or None for plain frequencies.
         tied: the output head is the embedding matrix.
+        eos_ids: tokens that end an answer.
     """
 
     shape: BaseShape
@@ -54,6 +55,7 @@ class DecoderConfig:
     rope_theta: float
     rope_llama3: tuple[float, float, float, float] | None
     tied: bool
+    eos_ids: frozenset[int]
 
 
 class Linear(NamedTuple):
@@ -90,6 +92,10 @@ class Base:
     final_norm: torch.Tensor
     blocks: tuple[Block, ...]
     inverse_frequencies: torch.Tensor
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        return self.config.eos_ids
 
     @property
     def dtype(self) -> torch.dtype:
@@ -175,6 +181,7 @@ def parse_config(raw: Mapping[str, Any]) -> DecoderConfig:
         raise _unsupported("attention in a sliding window")
     n_heads, n_embd = raw["num_attention_heads"], raw["hidden_size"]
     rope = raw.get("rope_parameters") or {**(raw.get("rope_scaling") or {}), "rope_theta": raw.get("rope_theta", 1e4)}
+    eos = raw.get("eos_token_id")
     try:
         shape = BaseShape(
             arch=MODEL_TYPES[model_type],
@@ -194,6 +201,7 @@ def parse_config(raw: Mapping[str, Any]) -> DecoderConfig:
         rope_theta=float(rope["rope_theta"]),
         rope_llama3=_parse_rope_scaling(rope),
         tied=bool(raw.get("tie_word_embeddings", False)),
+        eos_ids=frozenset([eos] if isinstance(eos, int) else eos or ()),
     )
 
 

@@ -1,0 +1,165 @@
+"""A training job as a folder: `job.msgpack` in, `out/` out.
+
+The folder is all there is to an update: running it again gives the same adapter and checkpoint, byte for byte. `out/` is
+built as `out.tmp/`, put on disk and renamed; its existence is the only sign of success, so a kill at any moment leaves
+either a whole result or a job to run again. A job that fails leaves nothing.
+
+    out/adapter/          a complete adapter folder (PEFT files, adapter.gguf, manifest.json)
+    out/checkpoint/       critic and optimizers
+    out/result.msgpack    a TrainResult; everything in it but `seconds` is the same on every replay
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import msgpack
+import torch
+
+from adapters.errors import AdapterError
+from adapters.folder import write_adapter_folder
+from adapters.store import publish_folder
+from engine.fault import EngineFault
+from engine.lora import Lora, lora_from_weights, new_lora, weights_of_lora
+from engine.protocol import JOB_FILE, OUT_FOLDER, RESULT_FILE, TrainJob, TrainResult, WireError, from_map, to_map
+from engine.train.adamw import new_adam_state
+from engine.train.batch import select
+from engine.train.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from engine.train.critic import new_critic
+from engine.train.scorer import Scorer
+from engine.train.update import Learner, NotFinite, Outcome, Tick, run_update
+
+
+class JobFailed(Exception):
+    """Raised when a job has no result. `code` as in protocol.TrainFailed; `details` for the record of the update."""
+
+    def __init__(self, code: str, message: str, details: dict[str, int] | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.details = details or {}
+
+
+def run_job(folder: Path, scorer: Scorer, base_sha256: str, tick: Tick) -> TrainResult:
+    """Run the job in `folder`, or read the result that is already there.
+
+    Args:
+        base_sha256: of the base that `scorer` holds; a job for another one is refused.
+        tick: called between pieces of work with stage, done, total; an exception of its own passes through.
+
+    Raises:
+        JobFailed: nothing was written.
+    """
+    job = load_job(folder)
+    if (folder / OUT_FOLDER).exists():
+        return load_result(folder)
+    if job.base_sha256 != base_sha256:
+        raise JobFailed(
+            "bad_job", f"{folder}: for the base {job.base_sha256[:16]}, this trainer holds {base_sha256[:16]}"
+        )
+    try:
+        return _train(job, folder, scorer, tick)
+    except NotFinite as error:
+        raise JobFailed("not_finite", f"{folder}: the update met a number that is not finite ({error})") from error
+    except AdapterError as error:
+        raise JobFailed(error.code, f"{folder}: {error}") from error
+    except EngineFault as error:
+        raise JobFailed(error.code, f"{folder}: {error.message}") from error
+    except CheckpointError as error:
+        raise JobFailed("bad_job", str(error)) from error
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise JobFailed("out_of_memory", f"{folder}: {error}") from error
+    except RuntimeError as error:
+        if "can't allocate memory" in str(error):  # torch's CPU allocator has no exception type of its own
+            raise JobFailed("out_of_memory", f"{folder}: {error}") from error
+        raise
+
+
+def load_job(folder: Path) -> TrainJob:
+    """The job in `folder`. Raises JobFailed (bad_job)."""
+    path = folder / JOB_FILE
+    try:
+        return from_map(TrainJob, msgpack.unpackb(path.read_bytes()))
+    except (OSError, ValueError, WireError, msgpack.UnpackException) as error:
+        raise JobFailed("bad_job", f"{path}: {error}") from error
+
+
+def load_result(folder: Path) -> TrainResult:
+    """The result of a finished job. Raises JobFailed (bad_job)."""
+    path = folder / OUT_FOLDER / RESULT_FILE
+    try:
+        return from_map(TrainResult, msgpack.unpackb(path.read_bytes()))
+    except (OSError, ValueError, WireError, msgpack.UnpackException) as error:
+        raise JobFailed("bad_job", f"{path}: {error}") from error
+
+
+def _train(job: TrainJob, folder: Path, scorer: Scorer, tick: Tick) -> TrainResult:
+    selection = select([rated for rated in job.episodes], scorer.base.config.shape.n_vocab)
+    if not selection.used:
+        reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(selection.dropped.items())) or "none came"
+        raise JobFailed("batch_empty", f"{folder}: no episode can be trained on ({reasons})", selection.dropped)
+    parent = scorer.adapter(job.parent)
+    learner = _learner(job, parent, scorer)
+    outcome = run_update(job, selection.used, learner, scorer, tick)
+    parent_canary = scorer.measure_probes(job.probes, parent, lambda: tick("canary", 0, 0))
+    canary = scorer.measure_probes(job.probes, learner.lora, lambda: tick("canary", 0, 0))
+    return _publish(job, folder, learner, outcome, selection.dropped, (canary, parent_canary), scorer.base.name)
+
+
+def _learner(job: TrainJob, parent: Lora | None, scorer: Scorer) -> Learner:
+    """The parent's adapter to train on (a fresh one on the base), with the checkpoint's state or fresh state."""
+    shape, device = scorer.base.config.shape, scorer.base.device
+    if parent is None:
+        lora = new_lora(shape, job.lora, job.seed, device)
+    else:
+        lora = lora_from_weights(weights_of_lora(parent), device)
+    if job.checkpoint is None:
+        return Learner(lora, new_adam_state(lora.parameters()), new_critic(shape.n_embd, device))
+    adam, critic = load_checkpoint(Path(job.checkpoint), lora, shape.n_embd, device)
+    return Learner(lora, adam, critic)
+
+
+def _publish(
+    job: TrainJob,
+    folder: Path,
+    learner: Learner,
+    outcome: Outcome,
+    dropped: dict[str, int],
+    canaries: tuple[list[tuple[float, ...]], list[tuple[float, ...]]],
+    base_name: str,
+) -> TrainResult:
+    weights = weights_of_lora(learner.lora)
+    weights.check_finite()
+    result = TrainResult(
+        job_id=job.job_id,
+        version=job.version,
+        metrics={**outcome.metrics, "lora/norm": weights.norm()},
+        seconds=outcome.seconds,
+        dropped=dropped,
+        canary=tuple(canaries[0]),
+        parent_canary=tuple(canaries[1]),
+    )
+    temporary = folder / (OUT_FOLDER + ".tmp")
+    shutil.rmtree(temporary, ignore_errors=True)  # of a run that was killed
+    try:
+        temporary.mkdir()
+        write_adapter_folder(
+            temporary / "adapter",
+            weights,
+            version=job.version,
+            parent=job.parent.version,
+            base_sha256=job.base_sha256,
+            base_model_name=base_name,
+            origin="trained",
+            # The job's own time: a replay must write the same manifest.
+            created_at=float(int((folder / JOB_FILE).stat().st_mtime)),
+        )
+        (temporary / "checkpoint").mkdir()
+        save_checkpoint(temporary / "checkpoint", learner.lora, learner.adam, learner.critic)
+        (temporary / RESULT_FILE).write_bytes(msgpack.packb(to_map(result)))
+        publish_folder(temporary, folder / OUT_FOLDER)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    return result

@@ -1,0 +1,54 @@
+"""Lanes: the trainer's threads, each running whole pieces of work on its own share of the cores.
+
+A small model's products take microseconds, so splitting each of them over the cores spends the time in barriers, and where
+a core is busy serving, every barrier waits for it. Lanes instead give each thread an episode or a micro-batch. Results come
+back in the order of the work, so sums over them do not depend on which lane was faster, nor on how many lanes there are as
+long as the threads of a lane are the same.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+MAX_LANES = 4  # activations exist once a lane
+WAIT_S = 0.5  # how long the caller waits before it says again that it is alive
+
+
+class Lanes:
+    """`threads` cores cut into at most MAX_LANES lanes; one lane on a GPU, which is parallel in itself."""
+
+    def __init__(self, threads: int, device: torch.device) -> None:
+        self.n_lanes = 1 if device.type == "cuda" else max(1, min(threads, MAX_LANES))
+        threads_a_lane = max(1, threads // self.n_lanes)
+        self._pool = concurrent.futures.ThreadPoolExecutor(
+            self.n_lanes, thread_name_prefix="lane", initializer=torch.set_num_threads, initargs=(threads_a_lane,)
+        )
+
+    def map(self, work: Callable[[T], R], items: Iterable[T], tick: Callable[[], None]) -> list[R]:
+        """`work` of every item, in order. `tick` is called in this thread while it waits; if it or any work raises,
+        what has not begun is dropped, what runs is waited for, and the first exception is raised."""
+        futures = [self._pool.submit(work, item) for item in items]
+        try:
+            results = []
+            for future in futures:
+                while not concurrent.futures.wait((future,), timeout=WAIT_S).done:
+                    tick()
+                results.append(future.result())
+                tick()
+            return results
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            concurrent.futures.wait(futures)
+            raise
+
+    def close(self) -> None:
+        """Wait for what runs and end the threads."""
+        self._pool.shutdown(wait=True, cancel_futures=True)

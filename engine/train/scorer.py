@@ -1,0 +1,213 @@
+"""What is known of an episode before it is trained on: trunk states, and log-probabilities under given adapters.
+
+Computed when an episode ends, ahead of its rating, or when an update needs it: the same bytes either way, because every
+episode goes through the network alone, whatever else is scored with it. The cache is bounded in bytes and forgets the
+least recently used episode; forgetting costs time, never correctness. Adapters on disk are immutable, so a version number
+names one for good.
+
+Not here: gradients (`engine.train.update`), the episode's reward, anything on disk but the adapters that are read.
+
+Dimension letters: T tokens of an episode, R of them in its completion, D width of the stream.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from adapters.errors import AdapterError
+from adapters.peft import load_peft
+from engine.fault import EngineFault
+from engine.lora import Lora, lora_from_weights
+from engine.models import Base
+from engine.protocol import AdapterRef, EpisodeScore, EpisodeTokens, ProbeTokens
+from engine.train import critic, decoder
+from engine.train.lanes import Lanes
+from engine.train.logprobs import TokenMeasure, measure_tokens
+
+CACHE_BYTES = 192 * 1024 * 1024  # about 900 episodes of 85 tokens of a 135M model
+MAX_ADAPTERS = 12  # staleness cap of 8, parent, reference and some air
+
+
+@dataclasses.dataclass(slots=True)
+class _Known:
+    """trunk: float32[T, D] by first layer. features: float32[R, D] of the critic. measures: by adapter version."""
+
+    ids: tuple[int, ...]
+    trunks: dict[int, torch.Tensor]
+    features: torch.Tensor
+    measures: dict[tuple[int, float], TokenMeasure]
+
+    def n_bytes(self) -> int:
+        tensors = [*self.trunks.values(), self.features]
+        return sum(t.numel() * t.element_size() for t in tensors) + 12 * len(self.measures) * self.features.shape[0]
+
+
+class Scorer:
+    """The base with its cache. Used by one thread, which runs the work in lanes."""
+
+    def __init__(self, base: Base, adapter_layers: int, lanes: Lanes) -> None:
+        """adapter_layers: topmost blocks that adapters usually sit on (0: all); others work, with more computing."""
+        n_layers = base.config.shape.n_layers
+        self.base = base
+        self.lanes = lanes
+        self._usual_first = max(0, n_layers - adapter_layers) if adapter_layers else 0
+        self._feature_layer = critic.feature_layer(base.config.shape)
+        self._known: collections.OrderedDict[int, _Known] = collections.OrderedDict()
+        self._known_bytes = 0
+        self._adapters: collections.OrderedDict[int, Lora] = collections.OrderedDict()
+
+    def adapter(self, ref: AdapterRef) -> Lora | None:
+        """The adapter of a version, read at most once while it is in use; None for the base.
+
+        Raises:
+            EngineFault: the folder cannot be read, or holds an adapter of another base.
+        """
+        if ref.version == 0 or ref.folder is None:
+            return None
+        if ref.version not in self._adapters:
+            try:
+                weights = load_peft(Path(ref.folder), self.base.config.shape)
+            except AdapterError as error:
+                raise EngineFault(error.code, f"adapter v{ref.version}: {error}") from error
+            self._adapters[ref.version] = lora_from_weights(weights, self.base.device)
+            if len(self._adapters) > MAX_ADAPTERS:
+                self._adapters.popitem(last=False)
+        self._adapters.move_to_end(ref.version)
+        return self._adapters[ref.version]
+
+    def score(
+        self, episodes: Sequence[EpisodeTokens], reference: AdapterRef, tick: Callable[[], None]
+    ) -> list[EpisodeScore]:
+        """Fill the cache for `episodes` and say what the ledger of episodes wants to know. Raises EngineFault."""
+        own = self.measure(episodes, [episode.adapter for episode in episodes], tick)
+        referred = self.measure(episodes, [reference] * len(episodes), tick)
+        return [
+            _score(episode, mine, theirs, self.base.eos_ids)
+            for episode, mine, theirs in zip(episodes, own, referred, strict=True)
+        ]
+
+    def measure(
+        self, episodes: Sequence[EpisodeTokens], adapters: Sequence[AdapterRef], tick: Callable[[], None]
+    ) -> list[TokenMeasure]:
+        """Each episode's completion under the adapter at the same place in `adapters`. Raises EngineFault."""
+        keys = [(ref.version, episode.temperature) for episode, ref in zip(episodes, adapters, strict=True)]
+        loras = [self.adapter(ref) for ref in adapters]
+        self.remember(episodes, [self.first_layer(lora) for lora in loras], tick)
+        missing = [i for i, e in enumerate(episodes) if keys[i] not in self._known[e.episode_id].measures]
+
+        def work(i: int) -> TokenMeasure:
+            return self._measure_one(episodes[i], loras[i])
+
+        for i, measured in zip(missing, self.lanes.map(work, missing, tick), strict=True):
+            self._known[episodes[i].episode_id].measures[keys[i]] = measured
+        found = [self._known[e.episode_id].measures[key] for e, key in zip(episodes, keys, strict=True)]
+        self._forget({episode.episode_id for episode in episodes})
+        return found
+
+    def trunk(self, episode: EpisodeTokens, lora: Lora) -> torch.Tensor:
+        """float32[T, D]: the input of the lowest block that `lora` adapts. The episode must be remembered."""
+        return self._known[episode.episode_id].trunks[self.first_layer(lora)]
+
+    def features(self, episode: EpisodeTokens) -> torch.Tensor:
+        """float32[R, D]: the critic's features of the state before each completion token. It must be remembered."""
+        return self._known[episode.episode_id].features
+
+    def remember(
+        self, episodes: Sequence[EpisodeTokens], first_layers: Sequence[int], tick: Callable[[], None]
+    ) -> None:
+        """Have the trunk below `first_layers[i]` and the critic's features of every episode at hand."""
+        missing = []
+        for i, episode in enumerate(episodes):
+            known = self._known.get(episode.episode_id)
+            if known is not None and known.ids != episode.prompt_ids + episode.completion_ids:
+                del self._known[episode.episode_id]  # another daemon's numbering: never mix
+                known = None
+            if known is None or first_layers[i] not in known.trunks:
+                missing.append(i)
+            else:
+                self._known.move_to_end(episode.episode_id)
+
+        def work(i: int) -> tuple[torch.Tensor, torch.Tensor]:
+            return self._run_trunk(episodes[i], first_layers[i])
+
+        for i, (trunk, features) in zip(missing, self.lanes.map(work, missing, tick), strict=True):
+            episode = episodes[i]
+            known = self._known.get(episode.episode_id)
+            if known is None:
+                ids = episode.prompt_ids + episode.completion_ids
+                known = self._known[episode.episode_id] = _Known(ids, {}, features, {})
+            known.trunks[first_layers[i]] = trunk
+
+    def measure_probes(
+        self, probes: Sequence[ProbeTokens], lora: Lora | None, tick: Callable[[], None]
+    ) -> list[tuple[float, ...]]:
+        """Per probe, the log-probability of each completion token at temperature 1."""
+
+        def work(probe: ProbeTokens) -> tuple[float, ...]:
+            ids = probe.prompt_ids + probe.completion_ids
+            n_layers = self.base.config.shape.n_layers
+            with torch.no_grad():
+                stream = decoder.run_blocks(
+                    self.base, decoder.embed(self.base, ids), decoder.pack(self.base, [len(ids)]), lora, 0, n_layers
+                )
+            return tuple(self._measure_completion(stream, probe.prompt_ids, probe.completion_ids, 1.0).raw.tolist())
+
+        return self.lanes.map(work, probes, tick)
+
+    def first_layer(self, lora: Lora | None) -> int:
+        """The block whose input is the cached trunk for this adapter."""
+        return self._usual_first if lora is None else min(self._usual_first, lora.first_layer)
+
+    @torch.no_grad()
+    def _run_trunk(self, episode: EpisodeTokens, first: int) -> tuple[torch.Tensor, torch.Tensor]:
+        base, ids = self.base, episode.prompt_ids + episode.completion_ids
+        packing, states = decoder.pack(base, [len(ids)]), slice(len(episode.prompt_ids) - 1, len(ids) - 1)
+        low, high = sorted((first, self._feature_layer))
+        lower = decoder.run_blocks(base, decoder.embed(base, ids), packing, None, 0, low)
+        upper = decoder.run_blocks(base, lower, packing, None, low, high)
+        trunk, at_feature = (lower, upper) if first <= self._feature_layer else (upper, lower)
+        return trunk, critic.normalise(base, self._feature_layer, at_feature[states])
+
+    @torch.no_grad()
+    def _measure_one(self, episode: EpisodeTokens, lora: Lora | None) -> TokenMeasure:
+        base, first = self.base, self.first_layer(lora)
+        trunk = self._known[episode.episode_id].trunks[first]
+        packing = decoder.pack(base, [trunk.shape[0]])
+        stream = decoder.run_blocks(base, trunk, packing, lora, first, base.config.shape.n_layers)
+        temperature = episode.temperature or 1.0  # a greedy answer has no distribution of its own to measure
+        return self._measure_completion(stream, episode.prompt_ids, episode.completion_ids, temperature)
+
+    @torch.no_grad()
+    def _measure_completion(
+        self, stream: torch.Tensor, prompt_ids: tuple[int, ...], completion_ids: tuple[int, ...], temperature: float
+    ) -> TokenMeasure:
+        states = stream[len(prompt_ids) - 1 : -1]
+        tokens = torch.tensor(completion_ids, dtype=torch.int64, device=stream.device)
+        temperatures = torch.full((len(completion_ids),), temperature, device=stream.device)
+        return measure_tokens(decoder.final_norm(self.base, states), self.base.head, tokens, temperatures)
+
+    def _forget(self, needed: set[int]) -> None:
+        self._known_bytes = sum(known.n_bytes() for known in self._known.values())
+        for episode_id in list(self._known):
+            if self._known_bytes <= CACHE_BYTES:
+                return
+            if episode_id not in needed:
+                self._known_bytes -= self._known.pop(episode_id).n_bytes()
+
+
+def _score(episode: EpisodeTokens, own: TokenMeasure, reference: TokenMeasure, eos_ids: frozenset[int]) -> EpisodeScore:
+    is_text = torch.tensor([token not in eos_ids for token in episode.completion_ids])
+    engine = [logprob for logprob in episode.logprobs if logprob is not None]
+    comparable = len(engine) == len(episode.completion_ids) > 0 and episode.temperature > 0
+    return EpisodeScore(
+        episode_id=episode.episode_id,
+        n_tokens=len(episode.completion_ids),
+        reference_logprob=float(reference.raw.cpu()[is_text].mean()) if bool(is_text.any()) else None,
+        kl=float((own.raw - reference.raw).mean()) if episode.completion_ids else 0.0,
+        engine_gap=float((own.scaled.cpu() - torch.tensor(engine)).abs().mean()) if comparable else None,
+    )

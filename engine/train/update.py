@@ -1,0 +1,416 @@
+"""One PPO update, read from top to bottom: a batch of rated answers in, a better adapter and critic out.
+
+    gather      trunk states, old, parent and reference log-probabilities of every episode (cached where scored ahead)
+    warm up     a fresh critic is fitted to the batch before anything is judged by it; the actor does not move
+    judge       values, advantages (GAE), whitened over the batch
+    optimise    epochs x minibatches: clipped policy loss and KL to the reference on the actor, clipped value loss on the
+                critic; an epoch ends early when the policy has moved `live_kl_max` away from the parent
+    measure     the new policy once more over the whole batch; if it went beyond `live_kl_max` in its last steps, the move
+                is shortened until it did not
+
+The result is a pure function of the job, the parent's and the checkpoint's tensors: same bytes on every replay with the
+same threads, whatever was scored ahead. Nothing is written here (`engine.train.job`), and the base never changes.
+
+Departures from the PPO paper: rewards are a person's, one a prompt, on the last token; the critic is apart from the actor;
+old log-probabilities come from the trainer and a truncated weight corrects for the serving engine (decoupled PPO);
+separate clip bounds; a KL penalty in the loss. Dropout does not exist here.
+
+Dimension letters: N tokens of completions, R of one of them, T tokens of a whole episode, D width of the stream.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from engine.lora import Lora
+from engine.protocol import PpoSettings, RatedEpisode, TrainJob
+from engine.train import adamw, advantages, decoder
+from engine.train.batch import split_micro_batches, split_minibatches
+from engine.train.critic import Critic, critic_step, explained_variance, predict_values
+from engine.train.logprobs import measure_tokens, token_logprobs
+from engine.train.objectives import ppo
+from engine.train.scorer import Scorer
+
+Tick = Callable[[str, int, int], None]  # stage, done, total
+MAX_SHORTENINGS = 4  # halvings of a move that went too far
+
+
+class NotFinite(Exception):
+    """Raised when a loss or gradient is NaN or infinite: the update is void, nothing of it may be kept."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Learner:
+    """What an update moves, in place: the adapter with its optimizer state, and the critic with its own."""
+
+    lora: Lora
+    adam: adamw.AdamState
+    critic: Critic
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rollout:
+    """One usable episode with what is known before training. All float32; [R] a completion token, [T] any token."""
+
+    prompt_tokens: int
+    tokens: torch.Tensor  # int64[R]
+    temperature: float
+    reward: float
+    replay: bool
+    trunk: torch.Tensor  # [T, D]
+    features: torch.Tensor  # [R, D]
+    behaviour: torch.Tensor  # [R], by the serving engine
+    old: torch.Tensor  # [R], by the trainer under the adapter that sampled
+    parent: torch.Tensor  # [R]
+    reference: torch.Tensor  # [R]
+    entropy: torch.Tensor  # [R], of the parent
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Judged:
+    """A rollout with what the critic makes of it; all float32[R]."""
+
+    rollout: Rollout
+    values: torch.Tensor
+    returns: torch.Tensor
+    advantages: torch.Tensor
+    weights: torch.Tensor
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Outcome:
+    """metrics: finite floats by the field's names. seconds: by stage."""
+
+    metrics: dict[str, float]
+    seconds: dict[str, float]
+
+
+def run_update(job: TrainJob, used: Sequence[RatedEpisode], learner: Learner, scorer: Scorer, tick: Tick) -> Outcome:
+    """Train `learner` on `used`.
+
+    Raises:
+        NotFinite: `learner` is then in an undefined state; throw it away.
+        EngineFault: an adapter of an episode cannot be read.
+    """
+    clock = _Stopwatch()
+    rollouts = gather(job, used, learner.lora, scorer, tick)
+    clock.lap("gather")
+    critic_metrics = warm_up(job.ppo, rollouts, learner.critic)
+    judged = judge(job.ppo, rollouts, learner.critic)
+    clock.lap("critic")
+    before = [parameter.clone() for parameter in learner.lora.parameters()]
+    step_metrics = optimise(job, judged, learner, scorer, tick)
+    clock.lap("optimise")
+    final_metrics = settle(job, judged, learner.lora, before, scorer, tick)
+    clock.lap("measure")
+    metrics = {**batch_metrics(judged, learner.critic), **critic_metrics, **step_metrics, **final_metrics}
+    return Outcome(metrics, clock.seconds)
+
+
+def gather(job: TrainJob, used: Sequence[RatedEpisode], lora: Lora, scorer: Scorer, tick: Tick) -> list[Rollout]:
+    """Everything about the episodes that does not change during the update."""
+    episodes = [rated.episode for rated in used]
+
+    def waiting() -> None:
+        tick("gather", 0, len(used))
+
+    old = scorer.measure(episodes, [episode.adapter for episode in episodes], waiting)
+    parent = scorer.measure(episodes, [job.parent] * len(episodes), waiting)
+    reference = scorer.measure(episodes, [job.reference] * len(episodes), waiting)
+    device = scorer.base.device
+    return [
+        Rollout(
+            prompt_tokens=len(rated.episode.prompt_ids),
+            tokens=torch.tensor(rated.episode.completion_ids, dtype=torch.int64, device=device),
+            temperature=rated.episode.temperature,
+            reward=rated.reward,
+            replay=rated.replay,
+            trunk=scorer.trunk(rated.episode, lora),
+            features=scorer.features(rated.episode),
+            behaviour=torch.tensor(rated.episode.logprobs, dtype=torch.float32, device=device),
+            old=old_.scaled,
+            parent=parent_.scaled,
+            reference=reference_.scaled,
+            entropy=parent_.entropy,
+        )
+        for rated, old_, parent_, reference_ in zip(used, old, parent, reference, strict=True)
+    ]
+
+
+def warm_up(settings: PpoSettings, rollouts: Sequence[Rollout], critic: Critic) -> dict[str, float]:
+    """Fit a critic that has never stepped to the batch's returns: full-batch steps, no actor involved."""
+    if critic.adam.steps > 0 or settings.critic_warmup_steps == 0:
+        return {"critic/warmup_steps": 0.0}
+    features = torch.cat([rollout.features for rollout in rollouts])
+    # The target does not need the critic: with nothing bootstrapped it is the discounted reward still to come.
+    returns = torch.cat([_discounted_rewards(rollout, settings.gamma) for rollout in rollouts])
+    for _ in range(settings.critic_warmup_steps):
+        critic_step(
+            critic,
+            features,
+            old_values=torch.zeros_like(returns),
+            returns=returns,
+            value_clip=float("inf"),
+            value_coef=settings.value_coef,
+            learning_rate=settings.critic_learning_rate,
+            max_grad_norm=settings.max_grad_norm,
+        )
+    return {"critic/warmup_steps": float(settings.critic_warmup_steps)}
+
+
+def _discounted_rewards(rollout: Rollout, gamma: float) -> torch.Tensor:
+    remaining = torch.arange(rollout.tokens.shape[0] - 1, -1, -1, device=rollout.tokens.device)
+    return rollout.reward * gamma ** remaining.float()
+
+
+def judge(settings: PpoSettings, rollouts: Sequence[Rollout], critic: Critic) -> list[Judged]:
+    """Values, advantages, returns and importance weights of every completion token."""
+    values = [predict_values(critic, rollout.features) for rollout in rollouts]
+    estimated = []
+    for rollout, value in zip(rollouts, values, strict=True):
+        rewards = advantages.terminal_rewards(rollout.tokens.shape[0], rollout.reward)
+        estimated.append(advantages.estimate_advantages(rewards, value.cpu(), settings.gamma, settings.gae_lambda))
+    whitened = advantages.whiten([advantage for advantage, _ in estimated])
+    return [
+        Judged(
+            rollout=rollout,
+            values=value,
+            returns=returns.to(value.device),
+            advantages=advantage.to(value.device),
+            weights=ppo.importance_weights(rollout.old, rollout.behaviour, settings.importance_cap),
+        )
+        for rollout, value, (_, returns), advantage in zip(rollouts, values, estimated, whitened, strict=True)
+    ]
+
+
+def optimise(job: TrainJob, judged: Sequence[Judged], learner: Learner, scorer: Scorer, tick: Tick) -> dict[str, float]:
+    """The epochs. Moves `learner` in place; the figures of the steps. Raises NotFinite."""
+    settings, parameters = job.ppo, learner.lora.parameters()
+    generator = torch.Generator().manual_seed(job.seed)
+    total = settings.epochs * min(settings.minibatches, len(judged))
+    steps: list[dict[str, float]] = []
+    stopped_early = 0.0
+    for _ in range(settings.epochs):
+        for minibatch in split_minibatches(len(judged), settings.minibatches, generator):
+            tick("optimise", len(steps), total)
+            chosen = [judged[i] for i in minibatch]
+            gradients, figures = _actor_gradients(settings, chosen, learner.lora, scorer, tick)
+            if figures["kl/live"] > settings.live_kl_max:
+                stopped_early = 1.0
+                break
+            figures["grad_norm"] = adamw.clip_by_norm(gradients, settings.max_grad_norm)
+            if not all(map(_is_finite, figures.values())):
+                raise NotFinite(f"optimizer step {len(steps) + 1} of {total}: {figures}")
+            adamw.adamw_step(
+                parameters,
+                gradients,
+                learner.adam,
+                learning_rate=settings.learning_rate,
+                weight_decay=settings.weight_decay,
+            )
+            figures.update(_critic_figures(settings, chosen, learner.critic))
+            steps.append(figures)
+        if stopped_early:
+            break
+    return {**_summary(steps), "ppo/steps": float(len(steps)), "ppo/stopped_early": stopped_early}
+
+
+def _critic_figures(settings: PpoSettings, chosen: Sequence[Judged], critic: Critic) -> dict[str, float]:
+    step = critic_step(
+        critic,
+        torch.cat([one.rollout.features for one in chosen]),
+        old_values=torch.cat([one.values for one in chosen]),
+        returns=torch.cat([one.returns for one in chosen]),
+        value_clip=settings.value_clip,
+        value_coef=settings.value_coef,
+        learning_rate=settings.critic_learning_rate,
+        max_grad_norm=settings.max_grad_norm,
+    )
+    if not (_is_finite(step.loss) and _is_finite(step.grad_norm)):
+        raise NotFinite(f"critic: loss {step.loss}, gradient norm {step.grad_norm}")
+    return {"critic/loss": step.loss, "critic/grad_norm": step.grad_norm}
+
+
+def _actor_gradients(
+    settings: PpoSettings, chosen: Sequence[Judged], lora: Lora, scorer: Scorer, tick: Tick
+) -> tuple[list[torch.Tensor], dict[str, float]]:
+    """Gradients of one optimizer step, in the order of the adapter's parameters, and its figures (token means)."""
+    n_tokens = sum(one.rollout.tokens.shape[0] for one in chosen)
+    micro_batches = split_micro_batches([one.rollout.trunk.shape[0] for one in chosen])
+
+    def work(members: list[int]) -> tuple[list[torch.Tensor], torch.Tensor]:
+        return _micro_step(settings, [chosen[i] for i in members], lora, scorer, n_tokens)
+
+    results = scorer.lanes.map(work, micro_batches, lambda: tick("optimise", 0, 0))
+    gradients = results[0][0]
+    sums = results[0][1]
+    for more, figures in results[1:]:
+        for gradient, other in zip(gradients, more, strict=True):
+            gradient.add_(other)
+        sums = torch.cat(((sums[:-1] + figures[:-1]), torch.maximum(sums[-1:], figures[-1:])))
+    names = ("ppo/policy_loss", "kl/reference_loss", "ppo/approx_kl", "kl/live", "ppo/clip_frac", "ppo/ratio_mean")
+    means = dict(zip(names, (sums[:-1] / n_tokens).tolist(), strict=True))
+    return gradients, {**means, "ppo/ratio_max": float(sums[-1])}
+
+
+def _micro_step(
+    settings: PpoSettings, members: Sequence[Judged], lora: Lora, scorer: Scorer, n_tokens: int
+) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Gradients of the members' share of the step, and the sums of its figures (the last entry is a maximum)."""
+    rollouts = [one.rollout for one in members]
+    # Leaves of this lane's own: gradients of one graph must not meet another lane's.
+    leaves = [parameter.detach().requires_grad_() for parameter in lora.parameters()]
+    pairs = zip(leaves[0::2], leaves[1::2], strict=True)
+    own = dataclasses.replace(lora, matrices=dict(zip(lora.matrices, pairs, strict=True)))
+    with torch.enable_grad():
+        logprobs = completion_logprobs(rollouts, own, scorer)
+        old = torch.cat([rollout.old for rollout in rollouts])
+        policy = ppo.policy_loss(
+            logprobs,
+            old,
+            torch.cat([one.advantages for one in members]),
+            torch.cat([one.weights for one in members]),
+            settings.clip_low,
+            settings.clip_high,
+        )
+        penalty = settings.kl_coef * ppo.kl_k3(logprobs, torch.cat([rollout.reference for rollout in rollouts]))
+        gradients = list(torch.autograd.grad((policy.loss + penalty).sum() / n_tokens, leaves))
+    now = logprobs.detach()
+    live = ppo.kl_k3(now, torch.cat([rollout.parent for rollout in rollouts]))
+    sums = (policy.loss.detach(), penalty.detach(), ppo.kl_k3(now, old), live, policy.clipped.float(), policy.ratio)
+    return gradients, torch.stack([*(one.sum() for one in sums), policy.ratio.max()])
+
+
+def completion_logprobs(rollouts: Sequence[Rollout], lora: Lora, scorer: Scorer) -> torch.Tensor:
+    """float32[N]: log pi of every completion token at its sampling temperature, differentiable by the adapter."""
+    hidden, tokens, temperatures = _completion_states(rollouts, lora, scorer)
+    return token_logprobs(hidden, scorer.base.head, tokens, temperatures)
+
+
+def _completion_states(
+    rollouts: Sequence[Rollout], lora: Lora, scorer: Scorer
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Through the adapted blocks: hidden[N, D] before each completion token, int64[N] tokens, float32[N] temperatures."""
+    base = scorer.base
+    lengths = [rollout.trunk.shape[0] for rollout in rollouts]
+    stream = decoder.run_blocks(
+        base,
+        torch.cat([r.trunk for r in rollouts]),
+        decoder.pack(base, lengths),
+        lora,
+        scorer.first_layer(lora),
+        base.config.shape.n_layers,
+    )
+    states = torch.cat([one[r.prompt_tokens - 1 : -1] for r, one in zip(rollouts, stream.split(lengths), strict=True)])
+    tokens = torch.cat([r.tokens for r in rollouts])
+    temperatures = torch.cat([torch.full(r.tokens.shape, r.temperature, device=base.device) for r in rollouts])
+    return decoder.final_norm(base, states), tokens, temperatures
+
+
+def settle(
+    job: TrainJob,
+    judged: Sequence[Judged],
+    lora: Lora,
+    before: Sequence[torch.Tensor],
+    scorer: Scorer,
+    tick: Tick,
+) -> dict[str, float]:
+    """Measure the new policy over the batch, and shorten the move while it is beyond `live_kl_max`."""
+    rollouts = [one.rollout for one in judged]
+    parent = torch.cat([rollout.parent for rollout in rollouts])
+    reference = torch.cat([rollout.reference for rollout in rollouts])
+    share = 1.0
+    for attempt in range(MAX_SHORTENINGS + 1):
+        logprobs, entropy = measure_policy(rollouts, lora, scorer, tick)
+        kl_live = float(ppo.kl_k3(logprobs, parent).mean())
+        if kl_live <= job.ppo.live_kl_max or attempt == MAX_SHORTENINGS:
+            break
+        share /= 2
+        with torch.no_grad():
+            for parameter, start in zip(lora.parameters(), before, strict=True):
+                parameter.lerp_(start, 0.5)
+    if not _is_finite(kl_live):
+        raise NotFinite(f"the new policy's log-probabilities: mean KL to the parent is {kl_live}")
+    return {
+        "kl/live": kl_live,
+        "kl/reference": float(ppo.kl_k3(logprobs, reference).mean()),
+        "entropy": float(entropy.mean()),
+        "ppo/move_share": share,
+    }
+
+
+@torch.no_grad()
+def measure_policy(
+    rollouts: Sequence[Rollout], lora: Lora, scorer: Scorer, tick: Tick
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """float32[N] log-probabilities and entropies of all completion tokens, in the order of the rollouts."""
+    micro_batches = split_micro_batches([rollout.trunk.shape[0] for rollout in rollouts])
+
+    def work(members: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.no_grad():
+            hidden, tokens, temperatures = _completion_states([rollouts[i] for i in members], lora, scorer)
+            measure = measure_tokens(hidden, scorer.base.head, tokens, temperatures)
+        return measure.scaled, measure.entropy
+
+    results = scorer.lanes.map(work, micro_batches, lambda: tick("measure", 0, 0))
+    pieces: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    for members, (logprobs, entropy) in zip(micro_batches, results, strict=True):
+        lengths = [rollouts[i].tokens.shape[0] for i in members]
+        pieces.update(zip(members, zip(logprobs.split(lengths), entropy.split(lengths), strict=True), strict=True))
+    ordered = [pieces[i] for i in range(len(rollouts))]
+    return torch.cat([one for one, _ in ordered]), torch.cat([one for _, one in ordered])
+
+
+def batch_metrics(judged: Sequence[Judged], critic: Critic) -> dict[str, float]:
+    """Figures of the batch itself, as it came."""
+    rewards = torch.tensor([one.rollout.reward for one in judged])
+    returns = torch.cat([one.returns for one in judged])
+    weights = torch.cat([one.weights for one in judged])
+    fitted = torch.cat([predict_values(critic, one.rollout.features) for one in judged])
+    gap = torch.cat([one.rollout.old - one.rollout.behaviour for one in judged])
+    return {
+        "reward/mean": float(rewards.mean()),
+        "reward/std": float(rewards.std(correction=0)),
+        "episodes": float(len(judged)),
+        "episodes/replayed": float(sum(one.rollout.replay for one in judged)),
+        "tokens": float(returns.numel()),
+        "tokens/prompt": float(sum(one.rollout.prompt_tokens for one in judged)),
+        "is/weight_mean": float(weights.mean()),
+        "is/ess": ppo.effective_sample_share(weights),
+        "is/engine_gap": float(gap.abs().mean()),
+        "entropy/parent": float(torch.cat([one.rollout.entropy for one in judged]).mean()),
+        "critic/value_mean": float(torch.cat([one.values for one in judged]).mean()),
+        "critic/explained_variance": explained_variance(torch.cat([one.values for one in judged]), returns),
+        "critic/explained_variance_after": explained_variance(fitted, returns),
+    }
+
+
+def _summary(steps: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Means over the steps; the largest ratio; the KLs of the last step, which saw the policy furthest away."""
+    if not steps:
+        return {}
+    summary = {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]}
+    summary["ppo/ratio_max"] = max(step["ppo/ratio_max"] for step in steps)
+    summary["ppo/approx_kl"] = steps[-1]["ppo/approx_kl"]
+    summary["ppo/first_ratio_max"] = steps[0]["ppo/ratio_max"]
+    summary["ppo/first_kl"] = steps[0]["kl/live"]
+    return summary
+
+
+def _is_finite(value: float) -> bool:
+    return -float("inf") < value < float("inf")
+
+
+class _Stopwatch:
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, stage: str) -> None:
+        now = time.perf_counter()
+        self.seconds[stage] = now - self._last
+        self._last = now

@@ -1,0 +1,130 @@
+"""The train worker's loop: load the base, then score and train as the daemon asks, one thing at a time.
+
+It holds no state that matters: what it has cached can be computed again, and a job is a folder. Between pieces of work it
+beats and looks for Stop, so it can be told to end in the middle of an update; the job folder then still holds the job.
+
+torch is imported only after the scheduling class is set, because threads inherit it from the one that starts them.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.fault import EngineFault
+from engine.link import Link, Stopped
+from engine.protocol import Message, Progress, Ready, Score, Scored, StartTrain, Stop, Train, Trained, TrainFailed
+
+if TYPE_CHECKING:
+    from engine.train.scorer import Scorer
+
+log = logging.getLogger(__name__)
+
+
+def run(link: Link, start: StartTrain) -> None:
+    """Serve the train role until Stop.
+
+    Raises:
+        EngineFault: the base cannot be loaded as asked.
+        Stopped: Stop came during a piece of work; LinkLost: the daemon is gone.
+    """
+    if start.idle_class:
+        _enter_idle_class()
+    began = time.monotonic()
+    scorer = link.beat_while(lambda: _load(start), "loading the model")
+    link.send(Ready(load_s=time.monotonic() - began))
+    _Loop(link, start, scorer).turn()
+
+
+def _enter_idle_class() -> None:
+    """Run only when no ordinary thread wants the core. Inherited by every thread started from here on."""
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+def _load(start: StartTrain) -> Scorer:
+    import torch
+
+    from engine.models import load_base
+    from engine.train.lanes import Lanes
+    from engine.train.scorer import Scorer
+
+    torch.use_deterministic_algorithms(True)
+    device = torch.device(start.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise EngineFault("device_missing", f"no GPU for {start.device}; set [placement] train_device to cpu")
+    try:
+        base = load_base(start.model_path, start.base_sha256, start.cache_folder, start.dtype, start.device)
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise EngineFault("out_of_memory", f"{start.model_path}: {error}") from error
+    return Scorer(base, start.lora.layers, Lanes(start.threads, device))
+
+
+class _Loop:
+    """Messages in, answers out. `waiting` holds what came while a piece of work was running."""
+
+    def __init__(self, link: Link, start: StartTrain, scorer: Scorer) -> None:
+        self._link = link
+        self._start = start
+        self._scorer = scorer
+        self._waiting: collections.deque[Message] = collections.deque()
+
+    def turn(self) -> None:
+        while True:
+            message = self._waiting.popleft() if self._waiting else self._receive()
+            match message:
+                case None:
+                    continue
+                case Stop():
+                    return
+                case Score():
+                    self._score(message)
+                case Train():
+                    self._train(message)
+                case _:
+                    log.warning("a train worker does not take %s", type(message).__name__)
+
+    def _receive(self) -> Message | None:
+        self._link.beat()
+        return self._link.receive(self._link.until_next_beat_s())
+
+    def _tick(self, busy: str) -> None:
+        """Between pieces of work. Raises Stopped and LinkLost."""
+        self._link.beat(busy)
+        message = self._link.receive(0)
+        if isinstance(message, Stop):
+            raise Stopped
+        if message is not None:
+            self._waiting.append(message)
+
+    def _score(self, message: Score) -> None:
+        try:
+            scores = self._scorer.score(message.episodes, message.reference, lambda: self._tick("scoring"))
+        except EngineFault as fault:
+            # An adapter of the episodes was collected meanwhile: nothing to know about them, nothing broken.
+            log.warning("score %s: %s", message.job_id, fault.message)
+            scores = []
+        self._link.send(Scored(job_id=message.job_id, scores=tuple(scores)))
+
+    def _train(self, message: Train) -> None:
+        from engine.train.job import JobFailed, run_job
+
+        def tick(stage: str, done: int, total: int) -> None:
+            self._tick(stage)
+            if total:
+                self._link.send(Progress(job_id=message.job_id, stage=stage, done=done, total=total))
+
+        try:
+            result = run_job(Path(message.folder), self._scorer, self._start.base_sha256, tick)
+        except JobFailed as failure:
+            log.warning("job %s failed: %s", message.job_id, failure.message)
+            self._link.send(
+                TrainFailed(
+                    job_id=message.job_id, code=failure.code, message=failure.message, details=dict(failure.details)
+                )
+            )
+        else:
+            self._link.send(Trained(job_id=message.job_id, result=result))
