@@ -47,9 +47,11 @@ def control_routes(control: Control, access: Access) -> APIRouter:
     async def updates(limit: Limit = 50) -> dict[str, Any]:
         return {"object": "list", "data": [update_object(update) for update in await control.updates(limit=limit)]}
 
-    @router.get("/v1/events", summary="What happens, as it happens (server-sent events)", dependencies=[any_caller])
-    async def events(request: Request) -> Response:
-        return EventStream(_event_frames(control, shutdown_of(request.scope).closing))
+    @router.get("/v1/events", summary="What happens, as it happens (server-sent events)")
+    async def events(request: Request, caller: Caller = any_caller) -> Response:
+        # Ratings carry people's words: who may not list them does not hear them either.
+        unheard = frozenset() if "feedback" in caller.scopes else frozenset({"feedback"})
+        return EventStream(_event_frames(control, unheard, shutdown_of(request.scope).closing))
 
     @router.post("/v1/train", summary="Make an update of the ratings that there are")
     async def train(caller: Caller = operator) -> dict[str, Any]:
@@ -144,8 +146,8 @@ def key_routes(keys: KeyRing, access: Access) -> APIRouter:
     return router
 
 
-async def _event_frames(control: Control, closing: asyncio.Event) -> AsyncGenerator[bytes]:
-    """Events until the server stops, and a comment whenever nothing has happened for a while."""
+async def _event_frames(control: Control, unheard: frozenset[str], closing: asyncio.Event) -> AsyncGenerator[bytes]:
+    """Events but for the `unheard` ones until the server stops, and a comment whenever nothing comes for a while."""
     events = cast(AsyncGenerator[tuple[str, dict[str, Any]]], control.events())
     stopping = asyncio.create_task(closing.wait())
     coming = asyncio.ensure_future(anext(events))
@@ -159,7 +161,8 @@ async def _event_frames(control: Control, closing: asyncio.Event) -> AsyncGenera
                 except StopAsyncIteration:
                     return
                 coming = asyncio.ensure_future(anext(events))
-                yield sse_event(name, data)
+                if name not in unheard:
+                    yield sse_event(name, data)
             elif not stopping.done():
                 yield b": still here\n\n"
     finally:

@@ -69,6 +69,7 @@ function showLearner(learner) {
   const missing = learner.ratings_until_update ?? 0;
   const counting = (learner.state === "idle" || learner.state === "collecting") && learner.batch_ratings > 0;
   showMeter(counting ? Math.max(0, 1 - missing / learner.batch_ratings) : null);
+  if (learner.progress) showProgress(learner.progress);
   const paused = learner.state === "paused";
   byId("pause").textContent = paused ? "Resume" : "Pause";
   byId("pause").dataset.path = paused ? "/v1/resume" : "/v1/pause";

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from edged.api import control as control_module
+from edged.records import Caller
 from tests.edged.api.light_ports import an_update
 from tests.edged.api.light_server import HANG_S, Light, serving
 
@@ -150,6 +151,23 @@ def test_events_are_sent_as_they_happen(tmp_path: Path) -> None:
             light.control.publish("adapter", {"version": 4})
             seen = [await anext(lines) for _ in range(3)]
             assert seen == ["", "event: adapter", 'data: {"version":4}']
+
+    asyncio.run(run())
+
+
+def test_ratings_are_not_told_to_a_key_that_may_not_read_them(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with serving(tmp_path) as light:
+            root = Caller(name="uid:0", scopes=frozenset())
+            _, secret = await light.keys.create("app", frozenset({"infer"}), caller=root)
+            headers = {"authorization": f"Bearer {secret}"}
+            async with light.tcp.stream("GET", "/v1/events", headers=headers) as answer:
+                lines = answer.aiter_lines()
+                await anext(lines)
+                await until_subscribed(light)
+                light.control.publish("feedback", {"reason": "private"})
+                light.control.publish("adapter", {"version": 4})
+                assert [await anext(lines) for _ in range(2)] == ["", "event: adapter"]
 
     asyncio.run(run())
 
