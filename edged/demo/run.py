@@ -113,17 +113,14 @@ async def _learn(
     started = time.monotonic()
     async with open_async_http(peer) as http:
         with console.status("") as shown:
-            shown.update("asking the held-out questions of the untrained model")
-            before_answers = await _ask_held_out(http, person, "before")
+            before_answers = await _ask_held_out(http, person, "before training", show=shown.update)
             rounds = []
             for number, prompts in enumerate(rounds_of_prompts(plan.rounds), start=1):
-                shown.update(f"round {number} of {plan.rounds}")
                 done = await _one_round(http, person, prompts, number, show=shown.update)
                 child.check_alive()
                 rounds.append(done)
                 console.print(_round_text(number, plan.rounds, done))
-            shown.update("asking the held-out questions again")
-            after_answers = await _ask_held_out(http, person, "after")
+            after_answers = await _ask_held_out(http, person, "after training", show=shown.update)
             scores = await survey.await_scores(http, before_answers + after_answers, show=shown.update)
     before, after = summarise(before_answers, scores), summarise(after_answers, scores)
     return report.Report(
@@ -140,13 +137,13 @@ async def _learn(
     )
 
 
-async def _ask_held_out(http: httpx.AsyncClient, person: Person, tag: str) -> list[Answer]:
+async def _ask_held_out(http: httpx.AsyncClient, person: Person, tag: str, *, show: survey.Show) -> list[Answer]:
     """The same seeds before and after, in bundles of a round's size, as the person asks too."""
     answers: list[Answer] = []
     questions = HELD_OUT * HELD_OUT_SAMPLES
     for first in range(0, len(questions), RATINGS_PER_ROUND):
         bundle = questions[first : first + RATINGS_PER_ROUND]
-        answers += await survey.ask(http, person, bundle, seed=HELD_OUT_SEED + first, tag=tag)
+        answers += await survey.ask(http, person, bundle, seed=HELD_OUT_SEED + first, tag=tag, show=show)
     return answers
 
 
@@ -154,9 +151,7 @@ async def _one_round(
     http: httpx.AsyncClient, person: Person, prompts: list[str], number: int, *, show: survey.Show
 ) -> Round:
     updates_before = (await survey.status(http))["learner"]["updates_total"]
-    show(f"round {number}: asking")
-    answers = await survey.ask(http, person, prompts, seed=number * RATINGS_PER_ROUND, tag=f"round-{number}")
-    show(f"round {number}: rating")
+    answers = await survey.ask(http, person, prompts, seed=number * RATINGS_PER_ROUND, tag=f"round {number}", show=show)
     await survey.rate(http, answers)
     rated_at = time.monotonic()
     update = await survey.await_update(http, updates_before, show=show)

@@ -30,13 +30,20 @@ PAGE_EPISODES = 500
 Show = Callable[[str], None]  # is told what goes on
 
 
-async def ask(http: httpx.AsyncClient, person: Person, prompts: Sequence[str], *, seed: int, tag: str) -> list[Answer]:
+async def ask(
+    http: httpx.AsyncClient, person: Person, prompts: Sequence[str], *, seed: int, tag: str, show: Show
+) -> list[Answer]:
     """One answer to each of `prompts`, all asked at once, each with its own seed; `person` rates them in private."""
-    return list(
-        await asyncio.gather(
-            *(_ask_one(http, person, prompt, seed=seed + i, tag=tag) for i, prompt in enumerate(prompts))
-        )
-    )
+    n_done = 0
+
+    async def one(prompt: str, seed: int) -> Answer:
+        nonlocal n_done
+        answer = await _ask_one(http, person, prompt, seed=seed, tag=tag)
+        n_done += 1
+        show(f"{tag}: {n_done} of {len(prompts)} questions answered")
+        return answer
+
+    return list(await asyncio.gather(*(one(prompt, seed + i) for i, prompt in enumerate(prompts))))
 
 
 async def _ask_one(http: httpx.AsyncClient, person: Person, prompt: str, *, seed: int, tag: str) -> Answer:
