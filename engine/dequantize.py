@@ -11,6 +11,7 @@ in a tensor `rope_freqs.weight`.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import shutil
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from adapters.shape import ARCHITECTURES, LINEAR_MODULES
@@ -156,8 +158,9 @@ def _write_safetensors(path: Path, config: dict[str, Any], tensors: list[tuple[A
     encoded = json.dumps(header).encode()
     encoded += b" " * (-len(encoded) % 64)  # the tensors behind it lie aligned
     digest = hashlib.sha256()
+    head = (memoryview(len(encoded).to_bytes(8, "little")), memoryview(encoded))
     with open(path, "wb") as out:
-        for piece in (len(encoded).to_bytes(8, "little"), encoded, *_unpacked(config, tensors, DTYPES[dtype])):
+        for piece in itertools.chain(head, _unpacked(config, tensors, DTYPES[dtype])):
             digest.update(piece)
             out.write(piece)
     return digest.hexdigest()
@@ -172,10 +175,12 @@ def _unpacked(config: dict[str, Any], tensors: list[tuple[Any, str]], dtype: tor
         n_heads = head_counts.get(name.split(".")[-2]) if permuted else None
         if n_heads is not None:
             weights = restore_rotary_rows(weights, n_heads)
-        yield memoryview(weights.to(dtype).contiguous().view(torch.uint8).numpy()).cast("B")
+        array: npt.NDArray[np.uint8] = weights.to(dtype).contiguous().view(torch.uint8).numpy()
+        yield array.data.cast("B")
 
 
 def restore_rotary_rows(weights: torch.Tensor, n_heads: int) -> torch.Tensor:
-    """Rows of a Q or K map [n_heads * head_dim, ...] from the interleaved order of GGUF files to Hugging Face's halves."""
+    """Rows of a Q or K map [n_heads * head_dim, ...], from the interleaved order of GGUF files to Hugging Face's
+    halves."""
     pairs = weights.reshape(n_heads, weights.shape[0] // n_heads // 2, 2, *weights.shape[1:])
     return pairs.swapaxes(1, 2).reshape(weights.shape)

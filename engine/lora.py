@@ -1,7 +1,7 @@
 """A LoRA adapter as trainable tensors, and its way to and from `adapters.AdapterWeights`.
 
-The tensors are float32 masters whatever the base's dtype: an update of 1e-3 of a bfloat16 value would vanish in rounding.
-The effect on a module is `scale * B @ A` with scale = alpha / rank. Never merged into the base.
+The tensors are float32 masters whatever the base's dtype: an update of 1e-3 of a bfloat16 value would vanish in
+rounding. The effect on a module is `scale * B @ A` with scale = alpha / rank. Never merged into the base.
 
 Dimension letters: r rank, I input width, O output width.
 """

@@ -67,7 +67,7 @@ class Linear(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """One decoder block. `linears` is keyed as `adapters.shape.LINEAR_MODULES`; `head_norms` (of Q, of K) is Qwen3's."""
+    """One decoder block. `linears` is keyed as `adapters.shape.LINEAR_MODULES`; `head_norms` (Q's, K's) is Qwen3's."""
 
     attention_norm: torch.Tensor
     mlp_norm: torch.Tensor

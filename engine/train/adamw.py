@@ -1,8 +1,8 @@
 """AdamW over a list of tensors, with its state in the open.
 
-The same arithmetic as torch.optim.AdamW (a test compares them). Written out because importing torch.optim's step pulls in
-torch's compiler, a second of start time and 100 MB that nothing here uses, and because the state has to be saved, restored
-and compared byte for byte.
+The same arithmetic as torch.optim.AdamW (a test compares them). Written out because torch.optim pulls in torch's
+compiler, a second of start time and 100 MB that nothing here uses, and because the state has to be saved, restored and
+compared byte for byte.
 
 Paper: arXiv 1711.05101, algorithm 2.
 """

@@ -1,9 +1,9 @@
 """Generalised advantage estimation over the tokens of one answer, and the scaling of a batch's advantages.
 
-An answer is one episode of a token-level decision process: states are the positions before each completion token, actions
-are the completion tokens (a sampled end-of-sequence token is one), the person's reward falls on the last action, and after
-it nothing follows (the state behind the end is worth 0, also when the length limit ended the answer: the person judged
-what was there).
+An answer is one episode of a token-level decision process: states are the positions before each completion token,
+actions are the completion tokens (a sampled end-of-sequence token is one), the person's reward falls on the last
+action, and after it nothing follows (the state behind the end is worth 0, also when the length limit ended the answer:
+the person judged what was there).
 
 Equation references: GAE is arXiv 1506.02438, eq. 16. Dimension letter: R tokens of one answer.
 """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -70,7 +71,7 @@ def split_minibatches(n_episodes: int, n_minibatches: int, generator: torch.Gene
     order = torch.randperm(n_episodes, generator=generator).tolist()
     n = min(n_minibatches, n_episodes)
     bounds = [round(i * n_episodes / n) for i in range(n + 1)]
-    return [order[start:stop] for start, stop in zip(bounds, bounds[1:], strict=False)]
+    return [order[start:stop] for start, stop in itertools.pairwise(bounds)]
 
 
 def split_micro_batches(lengths: Sequence[int]) -> list[list[int]]:

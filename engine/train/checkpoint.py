@@ -3,8 +3,9 @@
     state.safetensors   critic weights, running means of both optimizers
     state.json          step counts, and which adapter the actor's means belong to
 
-The adapter itself is not here: it is published as an adapter folder. A generator needs no state, every update is seeded.
-Writing gives the same bytes for the same state; durability is the caller's (`engine.train.job` fsyncs and renames the folder).
+The adapter itself is not here: it is published as an adapter folder. A generator needs no state, every update is
+seeded. Writing gives the same bytes for the same state; durability is the caller's (`engine.train.job` fsyncs the
+folder and renames it).
 """
 
 from __future__ import annotations

@@ -52,8 +52,8 @@ def new_critic(n_embd: int, device: torch.device) -> Critic:
 
 
 def normalise(base: Base, layer: int, stream: torch.Tensor) -> torch.Tensor:
-    """float32[N, D]: the stream that enters block `layer`, through that block's own input norm. Its learned weights bring
-    the base's few huge channels down to the size of the others, which plain normalising would drown."""
+    """float32[N, D]: the stream that enters block `layer`, through that block's own input norm. Its learned weights
+    bring the base's few huge channels down to the size of the others, which plain normalising would drown."""
     unit = stream * stream.square().mean(dim=-1, keepdim=True).add(base.config.norm_eps).rsqrt()
     return unit * base.blocks[layer].attention_norm.float()
 
@@ -92,6 +92,6 @@ def critic_step(
 
 
 def explained_variance(values: torch.Tensor, returns: torch.Tensor) -> float:
-    """1 - Var(returns - values) / Var(returns): 1 perfect, 0 no better than a constant; 0 if the returns are all equal."""
+    """1 - Var(returns - values) / Var(returns): 1 is perfect, 0 no better than a constant; 0 for equal returns."""
     spread = float(returns.var(correction=0))
     return 1.0 - float((returns - values).var(correction=0)) / spread if spread > 1e-12 else 0.0

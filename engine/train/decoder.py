@@ -1,8 +1,8 @@
 """Forward pass through the decoder's blocks, over sequences packed one behind the other.
 
-Sequences of any lengths lie in one [T, D] tensor without padding: positions restart at each, and attention runs sequence
-by sequence, so no token sees another sequence. The stream between blocks is float32, products are in the base's dtype.
-Frozen weights get no gradient and no copy; only the adapter's matrices and, through them, the stream do.
+Sequences of any lengths lie in one [T, D] tensor without padding: positions restart at each, and attention runs
+sequence by sequence, so no token sees another sequence. The stream between blocks is float32, products are in the
+base's dtype. Frozen weights get no gradient and no copy; only the adapter's matrices and, through them, the stream do.
 
 The functions that save what backward needs are written out (norm, adapted linears, gated activation): for a frozen base
 they keep a third of what autograd would keep, and need fewer passes over memory, which is what bounds a small model.
@@ -136,17 +136,23 @@ def _linears(
     if not any(pairs):
         return tuple(F.linear(x, linear.weight, linear.bias) for linear in linears)
     flat = [matrix for pair in pairs for matrix in (pair or (None, None))]
-    outputs: tuple[torch.Tensor, ...] = _AdaptedLinears.apply(x, lora.scale, linears, *flat)
+    outputs: tuple[torch.Tensor, ...] = _AdaptedLinears.apply(  # type: ignore[no-untyped-call]
+        x, lora.scale, linears, *flat
+    )
     return outputs
 
 
 def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    normed: torch.Tensor = _RmsNorm.apply(x, weight, eps)
+    normed: torch.Tensor = _RmsNorm.apply(  # type: ignore[no-untyped-call]
+        x, weight, eps
+    )
     return normed
 
 
 def _gated(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    product: torch.Tensor = _GatedSilu.apply(gate, up)
+    product: torch.Tensor = _GatedSilu.apply(  # type: ignore[no-untyped-call]
+        gate, up
+    )
     return product
 
 
@@ -158,10 +164,11 @@ class _RmsNorm(torch.autograd.Function):
         inverse_rms = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
         unit = (x * inverse_rms).to(weight.dtype)
         ctx.save_for_backward(unit, weight, inverse_rms)
-        return unit * weight
+        result: torch.Tensor = unit * weight
+        return result
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         unit, weight, inverse_rms = ctx.saved_tensors
         inner = (grad * weight).float()
         along = (inner * unit).mean(dim=-1, keepdim=True)
@@ -177,7 +184,7 @@ class _GatedSilu(torch.autograd.Function):
         return F.silu(gate).mul_(up)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         gate, up = ctx.saved_tensors
         grad_gate = torch.ops.aten.silu_backward(grad * up, gate)
         return grad_gate, F.silu(gate).mul_(grad)
@@ -210,12 +217,13 @@ class _AdaptedLinears(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, inner, *flat = ctx.saved_tensors
         pairs = _paired(flat)
         grad_x: torch.Tensor | None = None
         grad_inner = torch.empty_like(inner)
-        grad_b, start = [], 0
+        grad_b: list[torch.Tensor | None] = []
+        start = 0
         for grad, linear, pair in zip(grads, ctx.linears, pairs, strict=True):
             if ctx.needs_input_grad[0]:
                 grad_x = grad @ linear.weight if grad_x is None else grad_x.addmm_(grad, linear.weight)

@@ -1,8 +1,8 @@
 """A training job as a folder: `job.msgpack` in, `out/` out.
 
-The folder is all there is to an update: running it again gives the same adapter and checkpoint, byte for byte. `out/` is
-built as `out.tmp/`, put on disk and renamed; its existence is the only sign of success, so a kill at any moment leaves
-either a whole result or a job to run again. A job that fails leaves nothing.
+The folder is all there is to an update: running it again gives the same adapter and checkpoint, byte for byte. `out/`
+is built as `out.tmp/`, put on disk and renamed; its existence is the only sign of success, so a kill at any moment
+leaves either a whole result or a job to run again. A job that fails leaves nothing.
 
     out/adapter/          a complete adapter folder (PEFT files, adapter.gguf, manifest.json)
     out/checkpoint/       critic and optimizers
@@ -95,7 +95,7 @@ def load_result(folder: Path) -> TrainResult:
 
 
 def _train(job: TrainJob, folder: Path, scorer: Scorer, tick: Tick) -> TrainResult:
-    selection = select([rated for rated in job.episodes], scorer.base.config.shape.n_vocab)
+    selection = select(job.episodes, scorer.base.config.shape.n_vocab)
     if not selection.used:
         reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(selection.dropped.items())) or "none came"
         raise JobFailed("batch_empty", f"{folder}: no episode can be trained on ({reasons})", selection.dropped)

@@ -1,9 +1,9 @@
 """Lanes: the trainer's threads, each running whole pieces of work on its own share of the cores.
 
-A small model's products take microseconds, so splitting each of them over the cores spends the time in barriers, and where
-a core is busy serving, every barrier waits for it. Lanes instead give each thread an episode or a micro-batch. Results come
-back in the order of the work, so sums over them do not depend on which lane was faster, nor on how many lanes there are as
-long as the threads of a lane are the same.
+A small model's products take microseconds, so splitting each of them over the cores spends the time in barriers, and
+where a core is busy serving, every barrier waits for it. Lanes instead give each thread an episode or a micro-batch.
+Results come back in the order of the work, so sums over them do not depend on which lane was faster, nor on how many
+lanes there are as long as the threads of a lane are the same.
 """
 
 from __future__ import annotations

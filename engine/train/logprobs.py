@@ -42,7 +42,9 @@ def token_logprobs(
         tokens: int64[N].
         temperatures: float32[N], positive.
     """
-    logprobs: torch.Tensor = _TokenLogprobs.apply(hidden, head, tokens, temperatures)
+    logprobs: torch.Tensor = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
+        hidden, head, tokens, temperatures
+    )
     return logprobs
 
 
@@ -91,7 +93,7 @@ class _TokenLogprobs(torch.autograd.Function):
         return logprobs
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         (slope,) = ctx.saved_tensors
         return (grad[:, None] * slope).to(slope.dtype), None, None, None
 

@@ -2,8 +2,8 @@
 
 Computed when an episode ends, ahead of its rating, or when an update needs it: the same bytes either way, because every
 episode goes through the network alone, whatever else is scored with it. The cache is bounded in bytes and forgets the
-least recently used episode; forgetting costs time, never correctness. Adapters on disk are immutable, so a version number
-names one for good.
+least recently used episode; forgetting costs time, never correctness. Adapters on disk are immutable, so a version
+number names one for good.
 
 Not here: gradients (`engine.train.update`), the episode's reward, anything on disk but the adapters that are read.
 

@@ -3,17 +3,17 @@
     gather      trunk states, old, parent and reference log-probabilities of every episode (cached where scored ahead)
     warm up     a fresh critic is fitted to the batch before anything is judged by it; the actor does not move
     judge       values, advantages (GAE), whitened over the batch
-    optimise    epochs x minibatches: clipped policy loss and KL to the reference on the actor, clipped value loss on the
-                critic; an epoch ends early when the policy has moved `live_kl_max` away from the parent
-    measure     the new policy once more over the whole batch; if it went beyond `live_kl_max` in its last steps, the move
-                is shortened until it did not
+    optimise    epochs x minibatches: clipped policy loss and KL to the reference on the actor, clipped value loss on
+                the critic; it ends early when the policy has moved `live_kl_max` away from the parent
+    measure     the new policy once more over the whole batch; if it went beyond `live_kl_max` in its last steps, the
+                move is shortened until it did not
 
 The result is a pure function of the job, the parent's and the checkpoint's tensors: same bytes on every replay with the
 same threads, whatever was scored ahead. Nothing is written here (`engine.train.job`), and the base never changes.
 
-Departures from the PPO paper: rewards are a person's, one a prompt, on the last token; the critic is apart from the actor;
-old log-probabilities come from the trainer and a truncated weight corrects for the serving engine (decoupled PPO);
-separate clip bounds; a KL penalty in the loss. Dropout does not exist here.
+Departures from the PPO paper: rewards are a person's, one a prompt, on the last token; the critic is apart from the
+actor; old log-probabilities come from the trainer and a truncated weight corrects for the serving engine (decoupled
+PPO); separate clip bounds; a KL penalty in the loss. Dropout does not exist here.
 
 Dimension letters: N tokens of completions, R of one of them, T tokens of a whole episode, D width of the stream.
 """
@@ -294,7 +294,8 @@ def completion_logprobs(rollouts: Sequence[Rollout], lora: Lora, scorer: Scorer)
 def _completion_states(
     rollouts: Sequence[Rollout], lora: Lora, scorer: Scorer
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Through the adapted blocks: hidden[N, D] before each completion token, int64[N] tokens, float32[N] temperatures."""
+    """Through the adapted blocks: hidden[N, D] before each completion token, int64[N] tokens, float32[N]
+    temperatures."""
     base = scorer.base
     lengths = [rollout.trunk.shape[0] for rollout in rollouts]
     stream = decoder.run_blocks(

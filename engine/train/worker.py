@@ -1,7 +1,8 @@
 """The train worker's loop: load the base, then score and train as the daemon asks, one thing at a time.
 
-It holds no state that matters: what it has cached can be computed again, and a job is a folder. Between pieces of work it
-beats and looks for Stop, so it can be told to end in the middle of an update; the job folder then still holds the job.
+It holds no state that matters: what it has cached can be computed again, and a job is a folder. Between pieces of work
+it beats and looks for Stop, so it can be told to end in the middle of an update; the job folder then still holds the
+job.
 
 torch is imported only after the scheduling class is set, because threads inherit it from the one that starts them.
 """

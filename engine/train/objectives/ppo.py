@@ -1,8 +1,8 @@
 """The losses of PPO on tokens: clipped policy, clipped value, KL penalty, and the weight for another sampler.
 
 Pure tensor functions on flat tensors, one entry a token; every entry counts (there is no padding, so there is no mask).
-Sums, not means: the caller divides by the token count of the whole optimizer step, which makes the gradient independent of
-how a step is cut into micro-batches.
+Sums, not means: the caller divides by the token count of the whole optimizer step, which makes the gradient independent
+of how a step is cut into micro-batches.
 
 Sources: PPO arXiv 1707.06347 eq. 7; separate bounds arXiv 2503.14476; bound for negative advantages ("dual clip")
 arXiv 1912.09729; proximal policy apart from the behaviour policy arXiv 2110.00641; k3 is John Schulman's low-variance
@@ -25,8 +25,8 @@ NEGATIVE_ADVANTAGE_BOUND = 3.0
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PolicyLoss:
-    """loss: float32[N], to be summed. ratio: float32[N], pi / pi_old, detached. clipped: bool[N], where the clip cut the
-    gradient."""
+    """loss: float32[N], to be summed. ratio: float32[N], pi / pi_old, detached. clipped: bool[N], where the clip cut
+    the gradient."""
 
     loss: torch.Tensor
     ratio: torch.Tensor
