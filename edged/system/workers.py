@@ -109,11 +109,14 @@ class Worker:
         match message:
             case protocol.Hello():
                 self._step(supervise.Heard(epoch))
-                self.send(self.role.start())
+                # What was sent before its first message did not reach it, so a request to stop is repeated.
+                stopping = self.state.phase == "stopping"
+                self.send(protocol.Stop(within_s=self.role.limits.stop_timeout_s) if stopping else self.role.start())
             case protocol.Ready():
                 self._step(supervise.Heard(epoch, ready=True))
-                log.info("worker %s: ready after %.1f s", self.role.name, message.load_s)
-                self.role.on_ready(message)
+                if self.is_ready:  # else it is on its way out already
+                    log.info("worker %s: ready after %.1f s", self.role.name, message.load_s)
+                    self.role.on_ready(message)
             case protocol.Beat():
                 self._step(supervise.Heard(epoch))
                 self.rss_bytes, self.busy = message.rss_bytes, message.busy
@@ -154,9 +157,14 @@ class Worker:
                     self._process.kill()
 
     def _spawn(self, epoch: int) -> None:
+        try:
+            self._process = self._workers.spawn(self.role, epoch)
+        except OSError as error:  # no memory, no process left to have, no such command: tried again like a crash
+            log.error("worker %s: cannot be started: %s", self.role.name, error)
+            self._step(supervise.Exited(epoch, f"cannot be started: {error}"))
+            return
         self._stopped.clear()
         self.rss_bytes, self.busy = 0, "starting"
-        self._process = self._workers.spawn(self.role, epoch)
         self._pidfd = os.pidfd_open(self._process.pid)
         asyncio.get_running_loop().add_reader(self._pidfd, self._reap, epoch)
 
@@ -270,9 +278,9 @@ class Workers:
         assert self._router is not None
         while True:
             frames = await self._router.recv_multipart()
-            name = frames[0].decode("utf-8", "replace").rpartition(":")[0]
+            name, _, incarnation = frames[0].decode("utf-8", "replace").rpartition(":")
             worker = self._workers.get(name)
-            if worker is None or len(frames) != 2:
+            if worker is None or len(frames) != 2 or incarnation != str(worker.state.epoch):
                 log.warning("a message of %d frames from an unknown peer %r was dropped", len(frames), frames[0])
                 continue
             try:
