@@ -470,6 +470,7 @@ class Daemon:
             learner_state=learner.state,
             learner_why=learner.why,
             ratings_until_update=learner.ratings_until_update,
+            batch_ratings=self._settings.learn.batch_ratings,
             progress=None if progress is None else (progress.stage, progress.done, progress.total),
             updates_total=store.updates.count_finished(),
             latest=store.updates.latest_finished(),

@@ -37,6 +37,7 @@ class Parts:
     learner_state: str
     learner_why: str
     ratings_until_update: int
+    batch_ratings: int
     progress: tuple[str, int, int] | None
     updates_total: int
     latest: Update | None
@@ -73,6 +74,7 @@ def status(parts: Parts) -> dict[str, Any]:
             "state": parts.learner_state,
             "why": parts.learner_why,
             "ratings_until_update": parts.ratings_until_update,
+            "batch_ratings": parts.batch_ratings,
             "progress": None
             if parts.progress is None
             else dict(zip(("stage", "done", "total"), parts.progress, strict=True)),
