@@ -68,7 +68,7 @@ class Notifier:
 def watchdog_every_s(environment: Mapping[str, str], pid: int) -> float | None:
     """How often to feed the watchdog: a third of WATCHDOG_USEC, if it is meant for `pid`; else None."""
     text = environment.get("WATCHDOG_USEC", "")
-    if not text.isdigit() or int(text) == 0:
+    if not text.isdecimal() or int(text) == 0:
         return None
     if environment.get("WATCHDOG_PID", str(pid)) != str(pid):
         return None
@@ -78,7 +78,7 @@ def watchdog_every_s(environment: Mapping[str, str], pid: int) -> float | None:
 def handed_in_fds(environment: Mapping[str, str], pid: int) -> list[int]:
     """The listening descriptors of socket activation, the caller's to close; [] if there are none for `pid`."""
     count = environment.get("LISTEN_FDS", "")
-    if environment.get("LISTEN_PID") != str(pid) or not count.isdigit():
+    if environment.get("LISTEN_PID") != str(pid) or not count.isdecimal():
         return []
     fds = list(range(FIRST_FD, FIRST_FD + int(count)))
     for fd in fds:
