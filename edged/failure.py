@@ -1,6 +1,7 @@
 """How a job on a worker can fail. The client modules of `edged.serve` and `edged.learn` raise these.
 
 WorkerLost    the process died or went silent: nothing is known of what it did; the job may be tried again
+WorkerDown    no process was there to begin with: the job was not even tried
 WorkerFault   the process says that it cannot do its role at all: trying again will not help
 JobRefused    the process is well and will not do this job
 """
@@ -10,6 +11,10 @@ from __future__ import annotations
 
 class WorkerLost(RuntimeError):
     """Raised when a worker died, did not start, or did not answer in time."""
+
+
+class WorkerDown(WorkerLost):
+    """Raised when a job was not given to a worker because none was running."""
 
 
 class WorkerFault(RuntimeError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 
-from edged.failure import JobRefused, WorkerLost
+from edged.failure import JobRefused, WorkerDown, WorkerLost
 from edged.serve.answers import Engine
 from engine import protocol
 
@@ -100,7 +100,7 @@ class Staging:
 
     async def _call(self, message: protocol.Message, job_id: str) -> protocol.Message:
         if not self._engine.is_ready:
-            raise WorkerLost("the serve worker is not running")
+            raise WorkerDown("the serve worker is not running")
         future: asyncio.Future[protocol.Message] = asyncio.get_running_loop().create_future()
         self._waiting[job_id] = future
         self._engine.send(message)
