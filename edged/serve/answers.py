@@ -129,7 +129,10 @@ class Answers:
         try:
             while (event := await answer.events.get()) is not None:
                 yield event
-            await task
+            await asyncio.wait({task})
+            if task.cancelled():  # by `cancel_all`
+                raise self._shutting_down()
+            task.result()
         finally:
             if not task.done():
                 answer.abandoned = True
@@ -181,7 +184,7 @@ class Answers:
     def _admit(self, ask: Ask) -> None:
         if self._closed is not None:
             self.refused_total += 1
-            raise Refused(503, "shutting_down", self._closed, retry_after_s=10.0)
+            raise self._shutting_down()
         full = admission.admit(self._limits(), under_way=self.active, asked=ask.n, sequence_s=self._sequence_s)
         if full is not None:
             self.refused_total += 1
@@ -191,6 +194,9 @@ class Answers:
                 f"{self.active} sequences are under way or waiting; try again in {full.retry_after_s:.0f} s",
                 retry_after_s=full.retry_after_s,
             )
+
+    def _shutting_down(self) -> Refused:
+        return Refused(503, "shutting_down", self._closed or "the answer was given up", retry_after_s=10.0)
 
     def _send(self, message: protocol.Message) -> None:
         if self._engine.is_ready:
@@ -203,6 +209,8 @@ class Answers:
             self.finished_total += 1
         except BaseException:
             self.failed_total += 1
+            if answer.sent:
+                self._send(protocol.Cancel(request_id=answer.ask.completion_id))
             raise
         finally:
             del self._answers[answer.ask.completion_id]
@@ -232,6 +240,7 @@ class Answers:
                         retry_after_s=1.0,
                     )
                 case protocol.RequestFailed():
+                    answer.sent = False
                     raise _refusal(message)
                 case protocol.RequestDone():
                     self._finish(answer, message)
@@ -276,7 +285,7 @@ class Answers:
 
     def _finish(self, answer: _Answer, done: protocol.RequestDone) -> None:
         self.completion_tokens_total += done.completion_tokens
-        took_s = time.time() - answer.created_at
+        took_s = time.monotonic() - answer.began
         self._sequence_s += SEQUENCE_S_WEIGHT * (took_s - self._sequence_s)
         answer.events.put_nowait(
             Usage(
@@ -317,11 +326,12 @@ class Answers:
 
 
 class _Answer:
-    """An answer under way. `sent`: a worker has it. `shown`: its reader has got something."""
+    """An answer under way. `sent`: a worker has it. `shown`: its reader has got something. `began`: monotonic."""
 
     def __init__(self, ask: Ask) -> None:
         self.ask = ask
         self.created_at = time.time()
+        self.began = time.monotonic()
         self.events: asyncio.Queue[AnswerEvent | None] = asyncio.Queue()
         self.inbox: asyncio.Queue[protocol.Message | _Lost] = asyncio.Queue()
         self.task: asyncio.Task[None] | None = None
