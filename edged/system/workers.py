@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -33,6 +34,9 @@ log = logging.getLogger(__name__)
 
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "engine.worker")
 SOCKET_PATH_MAX_BYTES = 100
+# The kernel kills a worker with its daemon from its very first instruction; it asks for it itself too, but a second
+# later, when the interpreter runs.
+TIE_TO_DAEMON = ("setpriv", "--pdeathsig", "KILL", "--") if shutil.which("setpriv") else ()
 _NOTHING: Mapping[str, str] = {}
 # What a worker inherits; anything else in the daemon's environment (secrets, sockets of the manager) stays out.
 ENVIRONMENT_KEPT = (
@@ -261,14 +265,10 @@ class Workers:
             "HF_HUB_OFFLINE": "1",
             "TOKENIZERS_PARALLELISM": "false",
             "PYTHONUNBUFFERED": "1",
-            # Threads that spin at a barrier for one that the kernel has taken off its core burn the time that it needs:
-            # with other work on the machine, decoding becomes ten times slower.
-            "OMP_WAIT_POLICY": "passive",
         }
         environment |= self._environment
-        process = subprocess.Popen(
-            [*self._command, role.role], env=environment, stdin=subprocess.DEVNULL, start_new_session=True
-        )
+        command = [*TIE_TO_DAEMON, *self._command, role.role]
+        process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
         if role.oom_score_adj:
             with contextlib.suppress(OSError):  # the process may be gone already; its exit is told elsewhere
                 Path(f"/proc/{process.pid}/oom_score_adj").write_text(str(role.oom_score_adj))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,9 @@ class Manager:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(str(path))
         self._socket.settimeout(60)
+
+    def close(self) -> None:
+        self._socket.close()
 
     def next_line(self, prefix: str) -> str:
         """The rest of the next line that starts with `prefix`."""
@@ -50,8 +55,9 @@ class Manager:
 
 
 @pytest.fixture
-def manager(tmp_path: Path) -> Manager:
-    return Manager(tmp_path / "notify.sock")
+def manager(tmp_path: Path) -> Iterator[Manager]:
+    with contextlib.closing(Manager(tmp_path / "notify.sock")) as playing:
+        yield playing
 
 
 def test_the_manager_hears_ready_only_when_answers_can_be_given_then_pings_then_stopping(
@@ -75,6 +81,7 @@ def test_a_frozen_daemon_stops_feeding_the_watchdog(start_light: Any, manager: M
     daemon = start_light(environment=environment)
     manager.next_line("WATCHDOG=1")
     daemon.process.send_signal(signal.SIGSTOP)
+    wait_for(lambda: process_state(daemon.process.pid) == "T")
     assert manager.silent_for(2 * WATCHDOG_S)
     daemon.process.send_signal(signal.SIGCONT)
     manager.next_line("WATCHDOG=1")
@@ -125,8 +132,7 @@ def test_sigterm_lets_a_running_answer_finish_and_takes_no_new_one(start_light: 
     assert daemon.process.wait(60) == 0
     reader.join(60)
     assert "data: [DONE]" in lines
-    with pytest.raises(httpx.TransportError):
-        daemon.client.get("/healthz")
+    assert not (daemon.state / "edged.sock").exists()
 
 
 def test_sighup_takes_over_what_can_change_and_names_what_cannot(tmp_path: Path) -> None:
@@ -146,12 +152,10 @@ def test_sighup_takes_over_what_can_change_and_names_what_cannot(tmp_path: Path)
     try:
         with httpx.Client(transport=httpx.HTTPTransport(uds=str(state / "edged.sock")), base_url="http://e") as client:
 
-            def missing() -> int | None:
-                try:
-                    return int(client.get("/v1/status").json()["learner"]["ratings_until_update"])
-                except httpx.TransportError:
-                    return None
+            def missing() -> int:
+                return int(client.get("/v1/status").json()["learner"]["ratings_until_update"])
 
+            wait_for(lambda: "listening on" in log.read_text())
             wait_for(lambda: missing() == 16)
             file.write_text("[learn]\nbatch_ratings = 4\n[lora]\nrank = 4\n")
             process.send_signal(signal.SIGHUP)
@@ -190,7 +194,7 @@ def test_no_child_is_left_two_seconds_after_the_daemon_alone_is_killed(start_lig
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(b"", "not a GGUF"), (b"GGUF\x03\x00\x00\x00\x01", "truncated"), (b"hello world, no model at all", "GGUF")],
+    [(b"", "empty"), (b"GGUF\x03\x00\x00\x00\x01", "truncated"), (b"hello world, no model at all", "GGUF")],
 )
 def test_a_model_file_that_is_none_is_a_configuration_error(tmp_path: Path, content: bytes, words: str) -> None:
     model = tmp_path / "broken.gguf"
@@ -231,7 +235,12 @@ def wait_for(condition: Any) -> None:
 
 def is_alive(pid: int) -> bool:
     """Whether the process runs; a zombie does not."""
+    return process_state(pid) not in ("", "Z")
+
+
+def process_state(pid: int) -> str:
+    """The kernel's letter for it: R, S, T (stopped), Z (zombie), ...; "" if there is no such process."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
-        return False
+        return ""
