@@ -56,13 +56,10 @@ class Sampler:
 
     def draw(self, logits: Row) -> Sampled:
         """One token of float32[V] logits. Raises NotFinite."""
-        peak = float(logits.max())
-        shifted = logits - np.float32(peak)
+        shifted = logits - _peak(logits)
         weights = np.exp(shifted)
         # float32 pairwise sums keep about six digits, more than the kernels that made the logits.
-        log_total = math.log(float(weights.sum())) if math.isfinite(peak) else math.nan
-        if not math.isfinite(log_total):
-            raise NotFinite("the logits hold NaN or infinity")
+        log_total = math.log(float(weights.sum()))
         if self.temperature == 0:
             token, logprob = int(logits.argmax()), 0.0
         else:
@@ -101,11 +98,16 @@ def draw(rows: Sequence[Row], samplers: Sequence[Sampler]) -> list[Sampled]:
 
 def raw_logprob(logits: Row, token: int) -> float:
     """Log-probability of `token` under the softmax of float32[V] logits. Raises NotFinite."""
-    peak = float(logits.max())
-    total = float(np.exp(logits - np.float32(peak)).sum()) if math.isfinite(peak) else math.nan
-    if not math.isfinite(total):
+    shifted = logits - _peak(logits)
+    return float(shifted[token]) - math.log(float(np.exp(shifted).sum()))
+
+
+def _peak(logits: Row) -> np.float32:
+    """The largest logit; one NaN anywhere makes it NaN."""
+    peak: np.float32 = logits.max()
+    if not math.isfinite(peak):
         raise NotFinite("the logits hold NaN or infinity")
-    return float(logits[token]) - peak - math.log(total)
+    return peak
 
 
 def most_likely(shifted: Row, log_total: float, n: int) -> tuple[tuple[int, float], ...]:

@@ -1,7 +1,8 @@
 """Sampling speed of the real serve worker, over the worker protocol: `python tests/bench/sampling.py MODEL.gguf`.
 
-Starts `engine.worker serve` as the daemon does and measures decode speed at 1, 4 and 16 sequences, without an adapter
-and, given an adapter folder, with one; then swaps under full load. Prints JSON. Imports nothing of the daemon.
+Starts `engine.worker serve` as the daemon does and measures decode speed at 1, 4 and 16 sequences, without and with a
+random adapter (rank 8, top third of the blocks); then swaps under full load. Prints JSON. Imports nothing of the
+daemon.
 """
 
 from __future__ import annotations
@@ -19,8 +20,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import zmq
 
+from adapters.folder import write_adapter_folder
+from adapters.llamacpp_format import read_base_shape
+from adapters.weights import AdapterWeights
 from engine import protocol
 from engine.protocol import AdapterRef, ChatMessage, Message, ProbeText, Sampling
 
@@ -93,12 +98,12 @@ class Worker:
         self._context.term()
 
 
-def measure(model_path: str, *, adapter_folder: str | None = None, threads: int = 0, swaps: int = 20) -> dict[str, Any]:
-    """All figures of one model: tokens/s by sequences, with and without adapter, and swap times.
+def measure(model_path: str, *, threads: int = 0, swaps: int = 20) -> dict[str, Any]:
+    """All figures of one model: tokens/s by sequences, with and without adapter, staging and swap times.
 
     Args:
-        adapter_folder: a complete adapter folder; None leaves out what needs one.
         threads: 0 takes all cores.
+        swaps: under load, to and fro between two adapters.
     """
     start = protocol.StartServe(
         model_path=model_path,
@@ -108,17 +113,40 @@ def measure(model_path: str, *, adapter_folder: str | None = None, threads: int 
         threads=threads or len(os.sched_getaffinity(0)),
         probes=tuple(ProbeText(user=p, assistant="It depends on what you want to do.") for p in PROMPTS),
     )
-    with tempfile.TemporaryDirectory() as folder, _worker(Path(folder), start) as worker:
+    with tempfile.TemporaryDirectory() as name, _worker(Path(name), start) as worker:
+        folders = [_write_random_adapter(Path(name) / f"v{version}", model_path, version) for version in (1, 2)]
         figures: dict[str, Any] = {"load_s": worker.ready.load_s, "base": _speeds(worker)}
-        if adapter_folder is not None:
-            figures["stage"] = _stage(worker, 1, adapter_folder)
-            worker.send(protocol.Route(job_id="route", version=1))
-            worker.expect(protocol.Routed)
-            figures["adapter"] = _speeds(worker)
-            figures["swap"] = _swap_under_load(worker, adapter_folder, swaps)
+        figures["stage_idle"] = _stage(worker, 1, folders[0])
+        worker.send(protocol.Route(job_id="route", version=1))
+        worker.expect(protocol.Routed)
+        figures["adapter"] = _speeds(worker)
+        figures["swap"] = _swap_under_load(worker, folders[1], swaps)
         figures["rss_bytes"] = _rss_bytes(worker.process.pid)
         figures["idle_cpu_frac"] = _idle_cpu_frac(worker.process.pid)
     return figures
+
+
+def _write_random_adapter(folder: Path, model_path: str, version: int) -> str:
+    base = read_base_shape(Path(model_path))
+    rng = np.random.default_rng(version)
+    matrices = {}
+    for module in base.top_modules(base.n_layers // 3):
+        n_out, n_in = base.module_shape(module)
+        a = rng.standard_normal((8, n_in), dtype=np.float32) * np.float32(0.02)
+        b = rng.standard_normal((n_out, 8), dtype=np.float32) * np.float32(0.002)
+        matrices[module] = (a, b)
+    weights = AdapterWeights(base=base, rank=8, alpha=16.0, matrices=matrices)
+    write_adapter_folder(
+        folder,
+        weights,
+        version=version,
+        parent=None,
+        base_sha256="0" * 64,
+        base_model_name="bench",
+        origin="imported",
+        created_at=0.0,
+    )
+    return str(folder)
 
 
 @contextlib.contextmanager
@@ -251,7 +279,6 @@ def _cpu_s(pid: int) -> float:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Sampling speed of the serve worker")
     parser.add_argument("model", help="path of the GGUF model")
-    parser.add_argument("--adapter", help="adapter folder; without it only the base is measured")
     parser.add_argument("--threads", type=int, default=0)
     arguments = parser.parse_args()
-    print(json.dumps(measure(arguments.model, adapter_folder=arguments.adapter, threads=arguments.threads), indent=2))
+    print(json.dumps(measure(arguments.model, threads=arguments.threads), indent=2))

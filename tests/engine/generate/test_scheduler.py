@@ -1,0 +1,263 @@
+"""The scheduler against a model of a unified KV cache: every row must come out of the right tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from engine.generate.scheduler import Admitted, Copy, Forget, Piece, RowOf, Scheduler, Step, common_prefix
+
+SLOTS, SEQUENCES, POOL = 3, 5, 60
+
+
+class Cache:
+    """A unified KV cache: cells named by number, each sequence a list of (token, cell)."""
+
+    def __init__(self, pool: int) -> None:
+        self.pool = pool
+        self.sequences: dict[int, list[tuple[int, int]]] = {}
+        self.next_cell = 0
+
+    def run(self, step: Step) -> list[tuple[RowOf, list[int]]]:
+        """Perform the step; the tokens that each row has seen."""
+        for move in step.moves:
+            match move:
+                case Copy(source, target, n):
+                    assert not self.sequences.get(target), "copied onto a sequence that holds cells"
+                    self.sequences[target] = self.sequences[source][:n]
+                    assert len(self.sequences[target]) == n
+                case Forget(sequence):
+                    self.sequences.pop(sequence, None)
+        seen = []
+        rows = iter(step.rows)
+        for entry in step.entries:
+            chain = self.sequences.setdefault(entry.sequence, [])
+            assert entry.position == len(chain), "a position was skipped or written twice"
+            chain.append((entry.token, self.next_cell))
+            self.next_cell += 1
+            if entry.wants_row:
+                seen.append((next(rows), [token for token, _ in chain]))
+        assert next(rows, None) is None
+        used = {cell for chain in self.sequences.values() for _, cell in chain}
+        assert len(used) <= self.pool, "the pool overflowed"
+        return seen
+
+
+def piece(key: Hashable, tokens: tuple[int, ...], room: int = 4) -> Piece:
+    return Piece(key, tokens, rows_from=len(tokens) - 1, room=room)
+
+
+def scheduler(slots: int = SLOTS, pool: int = POOL, sequences: int = SEQUENCES) -> Scheduler:
+    return Scheduler(slots=slots, n_sequences=sequences, pool_tokens=pool)
+
+
+@dataclasses.dataclass
+class Running:
+    tokens: list[int]
+    room: int
+    started: bool = False
+
+
+class SchedulerRuns(RuleBasedStateMachine):
+    """Arbitrary pieces, sampling, finishing and cancelling; the caller obeys the contract and nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scheduler = scheduler()
+        self.cache = Cache(POOL)
+        self.work: dict[int, Running] = {}
+        self.submitted: list[int] = []
+        self.admitted: list[int] = []
+        self.next_key = 0
+
+    # Few distinct tokens: common prefixes are frequent.
+    @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=25), room=st.integers(1, 15))
+    def submit(self, tokens: list[int], room: int) -> None:
+        key = self.next_key
+        self.next_key += 1
+        self.scheduler.submit(piece(key, tuple(tokens), room))
+        self.work[key] = Running(list(tokens), room)
+        self.submitted.append(key)
+
+    @rule(prompt_tokens=st.integers(1, 12), token=st.integers(0, 1), ends=st.booleans())
+    def step(self, prompt_tokens: int, token: int, ends: bool) -> None:
+        step = self.scheduler.plan(prompt_tokens)
+        for admitted in step.admitted:
+            assert isinstance(admitted.key, int)
+            self.admitted.append(admitted.key)
+            self.work[admitted.key].started = True
+        seen = self.cache.run(step)
+        for row, tokens in seen:
+            assert isinstance(row.key, int)
+            running = self.work[row.key]
+            assert tokens == running.tokens, "a row was computed from other tokens than the piece's"
+            if running.room == 0 or ends:
+                self.scheduler.finish(row.key)
+                del self.work[row.key]
+            else:
+                self.scheduler.append(row.key, token)
+                running.tokens.append(token)
+                running.room -= 1
+        if not step.entries:
+            assert not self.scheduler.has_work, "work waits but nothing is planned"
+
+    @precondition(lambda self: self.work)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(self.work)))
+        if self.work[key].started:
+            self.scheduler.finish(key)
+        else:
+            assert [p.key for p in self.scheduler.withdraw(lambda p: p.key == key)] == [key]
+            self.submitted.remove(key)
+        del self.work[key]
+
+    @precondition(lambda self: not self.scheduler.active_keys())
+    @rule()
+    def change_adapter(self) -> None:
+        self.scheduler.forget_all()
+        self.cache.sequences.clear()
+
+    @invariant()
+    def never_promises_more_than_the_pool(self) -> None:
+        assert self.scheduler.cells_reserved <= POOL
+
+    @invariant()
+    def uses_no_more_slots_than_it_has(self) -> None:
+        assert self.scheduler.n_active <= SLOTS
+
+    @invariant()
+    def admits_in_the_order_of_submission(self) -> None:
+        assert self.admitted == self.submitted[: len(self.admitted)]
+
+    def teardown(self) -> None:
+        for _ in range(10_000):
+            if not self.scheduler.has_work:
+                break
+            self.step(prompt_tokens=3, token=1, ends=False)
+        assert not self.work, "a piece never ended"
+
+
+TestScheduler = SchedulerRuns.TestCase
+TestScheduler.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+
+
+def test_choices_of_one_prompt_evaluate_it_once() -> None:
+    s, prompt = scheduler(slots=4, pool=400, sequences=6), tuple(range(50))
+    for choice in range(4):
+        s.submit(piece(("r", choice), prompt))
+    first = s.plan(100)
+    assert len(first.entries) == 50
+    assert first.admitted == (Admitted(("r", 0), 0),)
+    s.append(("r", 0), 7)
+    second = s.plan(100)
+    assert [a.n_cached for a in second.admitted] == [49, 49, 49]
+    assert len(second.entries) == 1 + 3  # the first choice's token, and the last prompt token of each other choice
+    assert s.cells_reserved == 50 + 3 + 4 * 4
+
+
+def test_a_burst_with_a_common_beginning_evaluates_it_once() -> None:
+    s, common = scheduler(slots=4, pool=400, sequences=6), tuple(range(30))
+    for number in range(3):
+        s.submit(piece(number, (*common, 100 + number, 200 + number)))
+    assert len(s.plan(100).entries) == 32
+    s.append(0, 1)
+    assert len(s.plan(100).entries) == 1 + 2 * 2
+
+
+def test_a_short_common_beginning_is_not_waited_for() -> None:
+    s = scheduler()
+    s.submit(piece(0, (1, 2, 3, 4)))
+    s.submit(piece(1, (1, 2, 9, 9)))
+    assert len(s.plan(100).admitted) == 2
+
+
+def test_a_long_prompt_does_not_stall_the_answers_that_run() -> None:
+    s = scheduler(pool=1000)
+    s.submit(piece("running", (1,), room=50))
+    s.plan(8)
+    s.append("running", 5)
+    s.submit(piece("long", tuple(range(100, 200))))
+    for _ in range(5):
+        step = s.plan(8)
+        assert [e.token for e in step.entries if e.wants_row] == [5]
+        assert len(step.entries) == 1 + 8
+        s.append("running", 5)
+
+
+def test_the_next_turn_of_a_conversation_finds_its_history() -> None:
+    s = scheduler(pool=200)
+    s.submit(piece("turn 1", (1, 2, 3, 4), room=3))
+    s.plan(100)
+    for token in (5, 6):
+        s.append("turn 1", token)
+        s.plan(100)
+    s.finish("turn 1")
+    s.submit(piece("turn 2", (1, 2, 3, 4, 5, 6, 7, 8)))
+    step = s.plan(100)
+    assert step.admitted == (Admitted("turn 2", 6),)
+    assert [entry.token for entry in step.entries] == [7, 8]
+
+
+def test_an_exact_repeat_still_evaluates_its_last_token_for_the_row() -> None:
+    s = scheduler()
+    s.submit(piece(0, (1, 2, 3)))
+    s.plan(100)
+    s.finish(0)
+    s.submit(piece(1, (1, 2, 3)))
+    step = s.plan(100)
+    assert [(e.token, e.wants_row) for e in step.entries] == [(3, True)]
+
+
+def test_a_text_to_score_gets_every_row_from_where_it_asks() -> None:
+    s = scheduler()
+    s.submit(Piece("probe", (1, 2, 3, 4, 5), rows_from=2, room=0))
+    step = s.plan(100)
+    assert [row.index for row in step.rows] == [2, 3, 4]
+
+
+def test_finished_sequences_make_room_when_the_pool_is_needed() -> None:
+    s = scheduler(pool=20)
+    s.submit(piece(0, tuple(range(12)), room=2))
+    s.plan(100)
+    s.finish(0)
+    s.submit(piece(1, tuple(range(100, 115)), room=2))
+    step = s.plan(100)
+    assert step.moves == (Forget(0),)
+    assert [a.key for a in step.admitted] == [1]
+
+
+def test_the_head_of_the_queue_is_not_overtaken_by_one_that_would_fit() -> None:
+    s = scheduler(pool=20)
+    s.submit(piece("running", (1, 2), room=8))
+    s.plan(100)
+    s.append("running", 3)
+    s.submit(piece("large", tuple(range(10, 25)), room=3))
+    s.submit(piece("small", (50,), room=1))
+    assert s.plan(100).admitted == ()
+
+
+def test_what_can_never_fit_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="never fit"):
+        scheduler(pool=10).submit(piece("huge", tuple(range(8)), room=3))
+
+
+def test_memory_is_not_cleared_under_a_running_piece() -> None:
+    s = scheduler()
+    s.submit(piece(0, (1, 2)))
+    s.plan(10)
+    with pytest.raises(ValueError, match="active"):
+        s.forget_all()
+
+
+@given(st.lists(st.integers(0, 2)), st.lists(st.integers(0, 2)))
+def test_common_prefix_equals_counting(a: list[int], b: list[int]) -> None:
+    counted = 0
+    while counted < min(len(a), len(b)) and a[counted] == b[counted]:
+        counted += 1
+    assert common_prefix(a, b, min(len(a), len(b))) == counted
