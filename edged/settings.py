@@ -134,7 +134,7 @@ class LearnSection(Section):
     max_wait_s: float = _key(
         900.0, "Seconds after which a smaller batch is used, from its first rating.", ge=0, le=604_800, live=True
     )
-    max_batch: int = _key(64, "Rated answers in one update at most, older ones included.", ge=1, le=8192, live=True)
+    max_batch: int = _key(64, "Rated answers in one update at most, older ones included.", ge=2, le=8192, live=True)
     replay_ratio: float = _key(0.5, "Older rated answers for each new one.", ge=0, le=8, live=True)
     staleness: int = _key(8, "Versions that an answer may lie behind the live one to be trained on.", ge=0, live=True)
     reference: int = _key(0, "Version that the KL penalty pulls towards; 0: the base model.", ge=0, live=True)

@@ -1,0 +1,270 @@
+"""When an update is made and on what: the rules one by one, and what holds for every store and every setting."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edged.learn import plan
+from edged.learn.plan import Decision, Rules, View, decide
+from edged.records import RatedChoice
+
+BASE = "b" * 64
+RULES = Rules(batch_ratings=4, max_wait_s=900.0, max_batch=8, replay_ratio=0.5, staleness=3)
+
+
+def rated(number: int, rating: float = 1.0, **changes: Any) -> RatedChoice:
+    values: dict[str, Any] = {
+        "episode_id": number,
+        "feedback_id": f"fb-{number}",
+        "rating": rating,
+        "rated_at": 1000.0 + number,
+        "version": 5,
+        "base_sha256": BASE,
+        "temperature": 0.7,
+        "top_p": 1.0,
+        "top_k": 0,
+        "n_tokens": 12,
+        "logprobs_complete": True,
+        "used_by": None,
+    }
+    return RatedChoice(**{**values, **changes})
+
+
+def mixed(n: int, first: int = 1) -> list[RatedChoice]:
+    """Choices rated up and down in turn."""
+    return [rated(number, 1.0 if number % 2 else -1.0) for number in range(first, first + n)]
+
+
+def view(unused: Sequence[RatedChoice] = (), **changes: Any) -> View:
+    values: dict[str, Any] = {
+        "unused": unused,
+        "base_sha256": BASE,
+        "newest_version": 5,
+        "versions_on_disk": frozenset({0, 2, 3, 4, 5}),
+        "reference": 0,
+        "paused": False,
+        "pinned": False,
+        "asked": False,
+    }
+    return View(**{**values, **changes})
+
+
+def decide_now(seen: View, rules: Rules = RULES, now: float = 1010.0) -> Decision:
+    return decide(seen, now, rules)
+
+
+# ------------------------------------------------------------------------------------------------------------ when
+
+
+def test_without_new_ratings_the_learner_is_idle() -> None:
+    decision = decide_now(view())
+    assert (decision.state, decision.batch, decision.want_trainer) == ("idle", (), False)
+    assert decision.ratings_until_update == 4
+
+
+def test_too_few_ratings_are_collected_until_the_oldest_has_waited_long_enough() -> None:
+    decision = decide_now(view(mixed(3)))
+    assert (decision.state, decision.batch, decision.ratings_until_update) == ("collecting", (), 1)
+    assert decision.wake_at == 1001.0 + 900.0
+
+
+def test_enough_ratings_make_an_update_of_all_of_them() -> None:
+    choices = mixed(5)
+    decision = decide_now(view(choices))
+    assert (decision.state, decision.batch, decision.ratings_until_update) == ("training", tuple(choices), 0)
+
+
+@pytest.mark.parametrize(("n", "wanted"), [(1, False), (2, True), (3, True)])
+def test_the_trainer_is_started_at_half_a_batch(n: int, wanted: bool) -> None:
+    assert decide_now(view(mixed(n))).want_trainer is wanted
+
+
+@pytest.mark.parametrize(("now", "n_batch"), [(1900.5, 0), (1901.0, 2)])
+def test_fewer_ratings_make_an_update_once_the_oldest_has_waited(now: float, n_batch: int) -> None:
+    assert len(decide_now(view(mixed(2)), now=now).batch) == n_batch
+
+
+def test_fewer_ratings_make_an_update_when_somebody_asks() -> None:
+    assert len(decide_now(view(mixed(2), asked=True)).batch) == 2
+
+
+def test_a_single_rating_makes_no_update_even_when_somebody_asks() -> None:
+    decision = decide_now(view(mixed(1), asked=True))
+    assert (decision.state, decision.batch) == ("waiting_for_contrast", ())
+
+
+def test_equal_ratings_wait_for_contrast() -> None:
+    decision = decide_now(view([rated(number) for number in range(1, 7)]))
+    assert (decision.state, decision.batch, decision.wake_at) == ("waiting_for_contrast", (), None)
+    assert decision.want_trainer
+
+
+def test_equal_ratings_join_the_first_batch_that_has_contrast() -> None:
+    choices = [*[rated(number) for number in range(1, 6)], rated(6, -1.0)]
+    assert decide_now(view(choices)).batch == tuple(choices)
+
+
+def test_a_contrast_that_lies_beyond_the_largest_batch_is_reached_for() -> None:
+    choices = [*[rated(number) for number in range(1, 20)], rated(20, -1.0)]
+    assert [choice.episode_id for choice in decide_now(view(choices)).batch] == [1, 2, 3, 4, 5, 6, 7, 20]
+
+
+def test_ratings_that_differ_by_less_than_a_millionth_are_equal() -> None:
+    assert not plan.has_contrast([rated(1, 0.5), rated(2, 0.5 + 1e-7)])
+    assert plan.has_contrast([rated(1, 0.5), rated(2, 0.51)])
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"paused": True}, "paused by the operator"),
+        ({"pinned": True}, "a version is pinned"),
+        ({"reference": 9}, "version 9 .* is not on this box"),
+    ],
+)
+def test_nothing_is_trained_while_the_operator_says_so(changes: dict[str, Any], why: str) -> None:
+    decision = decide_now(view(mixed(8), asked=True, **changes))
+    assert (decision.state, decision.batch, decision.want_trainer, decision.wake_at) == ("paused", (), False, None)
+    assert re.search(why, decision.why)
+
+
+# --------------------------------------------------------------------------------------------------- what is unfit
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"base_sha256": "c" * 64}, "other_base"),
+        ({"n_tokens": 0}, "empty"),
+        ({"temperature": 0.0}, "greedy"),
+        ({"top_p": 0.9}, "cut_support"),
+        ({"top_k": 40}, "cut_support"),
+        ({"logprobs_complete": False}, "no_logprobs"),
+        ({"version": 1}, "stale"),
+        ({"version": 2}, None),
+    ],
+)
+def test_what_ppo_cannot_use_is_dropped_with_a_reason(changes: dict[str, Any], reason: str | None) -> None:
+    assert plan.unfit(rated(1, **changes), view(), RULES) == reason
+
+
+def test_a_choice_whose_adapter_is_gone_is_dropped() -> None:
+    assert plan.unfit(rated(1, version=4), view(versions_on_disk=frozenset({0, 5})), RULES) == "adapter_gone"
+
+
+def test_refused_candidates_age_an_episode_too() -> None:
+    assert plan.unfit(rated(1, version=2), view(newest_version=6), RULES) == "stale"
+
+
+def test_what_is_dropped_does_not_count_towards_a_batch() -> None:
+    choices = [*mixed(3), rated(4, temperature=0.0)]
+    decision = decide_now(view(choices))
+    assert (decision.batch, decision.ratings_until_update) == ((), 1)
+    assert decision.drops == ((choices[3], "greedy"),)
+
+
+# ---------------------------------------------------------------------------------------------------------- always
+
+CHOICES = st.builds(
+    rated,
+    number=st.just(0),
+    rating=st.sampled_from([-1.0, -0.5, 0.0, 1.0]),
+    version=st.sampled_from([5, 5, 5, 4, 3, 2, 1, 0]),
+    temperature=st.sampled_from([0.7] * 9 + [0.0]),
+    top_k=st.sampled_from([0] * 9 + [40]),
+    n_tokens=st.sampled_from([30] * 9 + [0]),
+    logprobs_complete=st.sampled_from([True] * 9 + [False]),
+)
+
+
+@st.composite
+def views(draw: st.DrawFn) -> View:
+    choices = draw(st.lists(CHOICES, max_size=40))
+    unused = [
+        dataclasses.replace(choice, episode_id=n, feedback_id=f"fb-{n}", rated_at=1000.0 + n)
+        for n, choice in enumerate(choices)
+    ]
+    return view(
+        unused,
+        newest_version=draw(st.integers(5, 7)),
+        versions_on_disk=frozenset(range(8)) - draw(st.frozensets(st.integers(1, 7), max_size=2)),
+        reference=draw(st.sampled_from([0, 0, 0, 7])),
+        paused=draw(st.sampled_from([False, False, True])),
+        pinned=draw(st.sampled_from([False, False, True])),
+        asked=draw(st.booleans()),
+    )
+
+
+RULE_SETS = st.builds(
+    Rules,
+    batch_ratings=st.sampled_from([1, 2, 4, 8, 16]),
+    max_wait_s=st.integers(0, 100).map(float),
+    max_batch=st.sampled_from([2, 3, 8, 16]),
+    replay_ratio=st.floats(0, 3),
+    staleness=st.integers(0, 8),
+)
+NOWS = st.integers(1000, 1200).map(float)
+
+
+@settings(deadline=None, max_examples=300)
+@given(views(), NOWS, RULE_SETS)
+def test_a_decision_keeps_its_promises(seen: View, now: float, rules: Rules) -> None:
+    decision = decide(seen, now, rules)
+    dropped = {choice.episode_id for choice, _ in decision.drops}
+    taken = [choice.episode_id for choice in decision.batch]
+    usable = [choice for choice in seen.unused if plan.unfit(choice, seen, rules) is None]
+    # Every unused rating is dropped or usable, never both, and only usable ones are trained on, once.
+    assert dropped.isdisjoint(taken)
+    assert sorted(dropped | {choice.episode_id for choice in usable}) == [c.episode_id for c in seen.unused]
+    assert len(set(taken)) == len(taken)
+    assert taken == sorted(taken)
+    assert set(decision.batch) <= set(usable)
+    if decision.batch:
+        assert 2 <= len(decision.batch) <= rules.max_batch
+        assert plan.has_contrast(decision.batch)
+        assert usable[0] in decision.batch  # the oldest never waits behind newer ones
+        assert (decision.state, decision.want_trainer) == ("training", True)
+        assert not seen.paused
+        assert not seen.pinned
+    else:
+        assert decision.state != "training"
+    assert 0 <= decision.ratings_until_update <= rules.batch_ratings
+
+
+@settings(deadline=None, max_examples=200)
+@given(views(), NOWS, RULE_SETS)
+def test_only_time_or_new_ratings_change_a_decision(seen: View, now: float, rules: Rules) -> None:
+    decision = decide(seen, now, rules)
+    assert decide(seen, now, rules) == decision
+    later = decide(seen, now + 10_000.0, rules)
+    if decision.wake_at is None:
+        assert later == decision
+    else:
+        assert decision.wake_at > now
+        assert decide(seen, decision.wake_at, rules).state != "collecting"
+
+
+@settings(deadline=None, max_examples=200)
+@given(views(), st.integers(2, 20), st.integers(0, 2**31), RULE_SETS)
+def test_replay_takes_old_choices_within_its_share_by_seed(seen: View, n_new: int, seed: int, rules: Rules) -> None:
+    used = [dataclasses.replace(choice, used_by=1) for choice in seen.unused]
+    replayed = plan.replay(used, n_new=n_new, seed=seed, view=seen, rules=rules)
+    assert plan.replay(used, n_new=n_new, seed=seed, view=seen, rules=rules) == replayed
+    fit = [choice for choice in used if plan.unfit(choice, seen, rules) is None]
+    assert len(replayed) == max(0, min(len(fit), int(rules.replay_ratio * n_new), rules.max_batch - n_new))
+    assert [choice for choice in fit if choice in replayed] == list(replayed)
+    assert len({choice.episode_id for choice in replayed}) == len(replayed)
+
+
+def test_another_seed_draws_another_replay() -> None:
+    used = mixed(40)
+    rules = dataclasses.replace(RULES, max_batch=64)
+    drawn = {plan.replay(used, n_new=10, seed=seed, view=view(), rules=rules) for seed in range(5)}
+    assert len(drawn) == 5
