@@ -2,7 +2,8 @@
 
 The checks, in the order in which a refusal names them:
 
-    finite    every weight and every canary log-probability is a finite number
+    finite    every weight, every canary log-probability and every other figure is a finite number, and all canaries
+              are of the same probes
     norm      the effect of the adapter, |alpha/r BA| over all modules, is below a limit
     kl        KL of the candidate to its parent, as the trainer measured it on the batch, is below a limit
     canary    the served stack agrees with the trainer on fixed probes, and it moved as the trainer predicted
@@ -17,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 # A predicted move of the canary below this (nats a token) is inside the kernels' noise and proves nothing.
 CANARY_MOVE_MIN = 0.1
@@ -81,9 +82,12 @@ class Judgement:
 
 def judge(evidence: Evidence, limits: Limits) -> Judgement:
     """The verdict on one candidate."""
+    if complaint := _not_comparable(evidence):
+        return Judgement(accepted=False, reason=complaint, metrics={})
     metrics = measure(evidence)
     complaint = (
         _not_finite(evidence)
+        or _not_measured(evidence)
         or _too_large(evidence, limits)
         or _too_far(evidence, limits)
         or _not_as_trained(metrics, limits)
@@ -119,12 +123,40 @@ def measure(evidence: Evidence) -> dict[str, float]:
     return metrics
 
 
+def _not_comparable(evidence: Evidence) -> str | None:
+    shape = [len(row) for row in evidence.served]
+    canaries = (evidence.served_live, evidence.predicted, evidence.predicted_live)
+    if any(canary is not None and [len(row) for row in canary] != shape for canary in canaries):
+        return "its canary cannot be compared: it was predicted and served on other probes"
+    return None
+
+
 def _not_finite(evidence: Evidence) -> str | None:
     if not evidence.weights_finite or not math.isfinite(evidence.norm):
         return "the adapter holds numbers that are not finite"
-    if not all(math.isfinite(value) for row in evidence.served for value in row):
+    if not _all_finite(itertools.chain(*evidence.served)):
         return "the adapter makes the model answer with numbers that are not finite"
     return None
+
+
+def _not_measured(evidence: Evidence) -> str | None:
+    """A comparison with NaN is false whichever way it is written, so that every figure is looked at beforehand."""
+    figures: dict[str, Iterable[float]] = {
+        "its KL to the live adapter": () if evidence.kl_live is None else (evidence.kl_live,),
+        "the canary of the live adapter": itertools.chain(*evidence.served_live),
+        "the trainer's prediction": itertools.chain(*(evidence.predicted or ()), *(evidence.predicted_live or ())),
+        "the fluency of its answers": dataclasses.astuple(evidence.fluency),
+        "the fluency of the live adapter": dataclasses.astuple(evidence.live),
+        "the fluency of the base": dataclasses.astuple(evidence.base),
+    }
+    for name, values in figures.items():
+        if not _all_finite(values):
+            return f"it cannot be judged: {name} is not a finite number"
+    return None
+
+
+def _all_finite(values: Iterable[float]) -> bool:
+    return all(math.isfinite(value) for value in values)
 
 
 def _too_large(evidence: Evidence, limits: Limits) -> str | None:
@@ -134,7 +166,7 @@ def _too_large(evidence: Evidence, limits: Limits) -> str | None:
 
 
 def _too_far(evidence: Evidence, limits: Limits) -> str | None:
-    if evidence.kl_live is not None and not evidence.kl_live <= limits.live_kl_max:
+    if evidence.kl_live is not None and evidence.kl_live > limits.live_kl_max:
         return (
             f"the update moved too far: KL to the live adapter {evidence.kl_live:.3f} nats a token, "
             f"the limit is {limits.live_kl_max:g} (gate.live_kl_max)"
@@ -146,13 +178,13 @@ def _not_as_trained(metrics: dict[str, float], limits: Limits) -> str | None:
     gap = metrics.get("gate/canary_gap")
     if gap is None:
         return None
-    if not gap <= limits.canary_gap_max:
+    if gap > limits.canary_gap_max:
         return (
             f"the server does not compute what was trained: the canary is {gap:.3f} nats a token off, "
             f"the limit is {limits.canary_gap_max:g} (gate.canary_gap_max)"
         )
     predicted, cosine_ = metrics["gate/canary_predicted_move"], metrics["gate/canary_cosine"]
-    if predicted > CANARY_MOVE_MIN and not cosine_ >= CANARY_COSINE_MIN:
+    if predicted > CANARY_MOVE_MIN and cosine_ < CANARY_COSINE_MIN:
         return (
             f"the server did not move as the trainer predicted: {predicted:.3f} nats a token foretold, "
             f"{metrics['gate/canary_moved']:.3f} seen, direction {cosine_:.2f} (1 is the same); is the adapter applied?"

@@ -27,8 +27,8 @@ DropReason = Literal["stale", "greedy", "cut_support", "no_logprobs", "empty", "
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """`[learn]` as far as planning goes. max_batch: at least RATINGS_MIN. staleness: how many versions old an episode may
-    be."""
+    """`[learn]` as far as planning goes. max_batch: RATINGS_MIN or more. staleness: how many versions old an episode
+    may be."""
 
     batch_ratings: int
     max_wait_s: float

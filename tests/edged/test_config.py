@@ -120,7 +120,7 @@ def test_a_mistake_is_told_with_its_key_what_is_there_and_what_is_expected(
 
 def test_a_contradiction_is_not_told_of_keys_that_are_wrong_themselves(tmp_path: Path) -> None:
     assert problems("[learn]\nbatch_ratings = 100\nmax_batch = 0", tmp_path) == [
-        "learn.max_batch: got 0, expected a whole number >= 1 and <= 8192"
+        "learn.max_batch: got 0, expected a whole number >= 2 and <= 8192"
     ]
 
 
