@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
+import json
 import os
 import random
 import signal
+import socket
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 KILLS = 40
@@ -40,26 +42,44 @@ class Load:
             thread.join()
 
     def _run(self) -> None:
-        transport = httpx.HTTPTransport(uds=str(self._path))
-        with httpx.Client(transport=transport, base_url="http://edged", timeout=30) as client:
-            while not self._stop.is_set():
-                if self._path.exists():
-                    try:
-                        self._ask_and_rate(client)
-                    except httpx.TransportError:
-                        return  # killed: what was sent last may or may not be there
+        while not self._stop.is_set():
+            connection = UnixConnection(self._path)
+            try:
+                while not self._stop.is_set():
+                    self._ask_and_rate(connection)
+            except (OSError, http.client.HTTPException):
+                time.sleep(0.01)  # killed: what was sent last may or may not be there
+            finally:
+                connection.close()
 
-    def _ask_and_rate(self, client: httpx.Client) -> None:
+    def _ask_and_rate(self, connection: UnixConnection) -> None:
         body = {"model": "default", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
-        answer = client.post("/v1/chat/completions", json=body)
-        if answer.status_code != 200:
+        status, answer = connection.post("/v1/chat/completions", body)
+        if status != 200:
             return
-        completion_id = answer.json()["id"]
-        self.episodes.append(completion_id)
-        rating = self._random.choice([-1.0, 1.0])
-        rated = client.post("/v1/feedback", json={"completion_id": completion_id, "rating": rating})
-        if rated.status_code == 201:
-            self.acknowledged.append(rated.json()["id"])
+        self.episodes.append(answer["id"])
+        body = {"completion_id": answer["id"], "rating": self._random.choice([-1.0, 1.0])}
+        status, rated = connection.post("/v1/feedback", body)
+        if status == 201:
+            self.acknowledged.append(rated["id"])
+
+
+class UnixConnection(http.client.HTTPConnection):
+    """One kept-alive connection; unlike httpx it leaves no socket open when the daemon is killed under it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=30)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+    def post(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        self.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+        response = self.getresponse()
+        return response.status, json.loads(response.read())
 
 
 def check_nothing_lost(daemon: Any, acknowledged: list[str], episodes: list[str]) -> None:
