@@ -1,0 +1,73 @@
+"""What the parts of the benchmark conclude from what they saw."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from edged.bench import serve, session, swap
+from edged.bench.figures import Figure
+from edged.bench.loop import median_stages
+from edged.bench.session import Burst, Session
+from edged.cli.child import DaemonChild
+from edged.cli.connect import Peer, open_async_http
+
+
+def by_name(figures: list[Figure]) -> dict[str, float | None]:
+    return {figure.name: figure.value for figure in figures}
+
+
+def test_an_answer_whose_chunks_or_episode_name_another_adapter_is_mixed() -> None:
+    load = swap.Load(versions={"a": {0}, "b": {0, 1}, "c": {1}, "d": {1}})
+    values = by_name(swap.figures_of(load, [3.0, 5.0, 4.0], {"a": 0, "b": 1, "c": 0}))
+    assert values["answers mixing adapters"] == 2.0
+    assert values["answers without episode"] == 1.0
+    assert values["failed answers"] == 0.0
+    assert values["swap under load, median of 3"] == 4.0
+
+
+def test_a_daemon_that_reports_no_swaps_misses_the_target() -> None:
+    figure = swap.figures_of(swap.Load(), [], {})[0]
+    assert figure.is_met is False
+    assert "swap_ms" in figure.note
+
+
+def test_stages_are_medians_of_what_every_burst_reports() -> None:
+    def a_burst(**stages: float) -> Burst:
+        return Burst(seconds=1.0, verdict="published", version=1, stages=stages, metrics={})
+
+    assert median_stages([a_burst(train=1.0, start=9.0), a_burst(train=3.0), a_burst(train=2.0)]) == {"train": 2.0}
+    assert median_stages([]) == {}
+
+
+def against(light_daemon, steps):
+    async def run():
+        async with open_async_http(Peer(socket=light_daemon.socket)) as http:
+            return await steps(
+                Session(child=cast(DaemonChild, None), http=http, folder=Path("."), runs=1, show=lambda text: None)
+            )
+
+    return asyncio.run(run())
+
+
+def test_swaps_under_load_are_measured_against_a_daemon(light_daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(swap, "SWAPS", 4)
+    monkeypatch.setattr(swap, "BETWEEN_SWAPS_S", 0.02)
+    light_daemon.answers.pause_s = 0.01
+    values = by_name(against(light_daemon, swap.measure))
+    assert values["failed answers"] == 0.0
+    assert values["answers without episode"] == 0.0
+    assert values["answers mixing adapters"] == 0.0
+    assert light_daemon.control.live.version == 0
+
+
+def test_sampling_speed_counts_the_tokens_of_all_clients(light_daemon) -> None:
+    assert against(light_daemon, lambda session: serve.tokens_per_second(session, 4, seed=1)) > 0
+    assert len(light_daemon.answers.asked) == 4
+
+
+def test_an_adapter_that_is_there_is_used(light_daemon) -> None:
+    assert against(light_daemon, session.require_adapter) == 3

@@ -1,0 +1,70 @@
+"""The checks of `edged doctor`, on this machine and on described ones."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from edged.cli import checks
+from edged.cli.doctor import finding_text
+
+
+def test_an_old_python_fails_and_a_new_one_does_not() -> None:
+    assert checks.check_python((3, 10, 12)).level == "fail"
+    assert checks.check_python((3, 13, 0)).level == "ok"
+
+
+def test_a_sqlite_with_the_wal_reset_bug_fails() -> None:
+    assert checks.check_sqlite("3.40.1").level == "fail"
+    assert checks.check_sqlite("3.51.2").level == "fail"
+    assert checks.check_sqlite("3.51.3").level == "ok"
+    assert checks.check_sqlite().level == "ok"
+
+
+def test_the_packaged_model_is_found_and_described() -> None:
+    finding = checks.check_model("smollm2-135m")
+    assert finding.level == "ok"
+    assert "30 blocks" in finding.found
+
+
+def test_a_missing_or_broken_model_fails_with_advice(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF" + bytes(20))
+    for path in ("nowhere.gguf", str(broken), str(tmp_path)):
+        finding = checks.check_model(path)
+        assert finding.level == "fail"
+        assert finding.advice
+
+
+def test_a_cpu_without_bfloat16_is_a_warning() -> None:
+    assert checks.check_cpu("flags\t\t: fpu avx2 fma\n").level == "warn"
+    assert checks.check_cpu("flags\t\t: fpu avx2 avx512_bf16\n") == checks.Finding(
+        name="cpu", level="ok", found="avx2, avx512_bf16"
+    )
+    assert checks.check_cpu("Features\t: asimd bf16\n").level == "ok"
+
+
+def test_one_core_and_little_memory_are_warnings() -> None:
+    assert checks.check_cores(1).level == "warn"
+    assert checks.check_memory("MemAvailable:  1000000 kB\n").level == "warn"
+    assert checks.check_memory("MemAvailable:  8000000 kB\n").level == "ok"
+    assert checks.check_memory("").level == "warn"
+
+
+def test_the_disk_is_measured_where_the_state_folder_would_be_and_left_as_it_was(tmp_path: Path) -> None:
+    findings = checks.check_disk(tmp_path / "not" / "there" / "yet")
+    assert [finding.name for finding in findings] == ["state folder", "disk sync"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_socket_nobody_listens_on_is_a_warning(tmp_path: Path, light_daemon) -> None:
+    assert checks.check_socket(tmp_path / "none.sock").level == "ok"
+    assert "a daemon listens" in checks.check_socket(light_daemon.socket).found
+    (tmp_path / "dead.sock").touch()
+    assert checks.check_socket(tmp_path / "dead.sock").level == "warn"
+
+
+def test_a_finding_shows_what_to_do_on_its_own_line() -> None:
+    finding = checks.Finding(name="disk sync", level="warn", found="80 ms", advice="use a faster disk")
+    assert finding_text(finding).splitlines()[1].strip() == "-> use a faster disk"
+    assert "\n" not in finding_text(dataclasses.replace(finding, advice=""))

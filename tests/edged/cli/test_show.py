@@ -1,0 +1,50 @@
+"""What people read."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edged.cli import show
+from edged.cli.adapters import diff_text, version_text
+
+cells = st.text(st.characters(codec="ascii", exclude_categories=["C"]), max_size=8)
+
+
+@given(st.integers(1, 4).flatmap(lambda n: st.lists(st.lists(cells, min_size=n, max_size=n), min_size=1, max_size=5)))
+def test_columns_hold_every_cell_and_end_no_line_with_spaces(rows: list[list[str]]) -> None:
+    lines = show.columns(rows).split("\n")
+    assert len(lines) == len(rows)
+    for line, row in zip(lines, rows, strict=True):
+        assert line == line.rstrip()
+        assert all(cell.rstrip() in line for cell in row)
+
+
+def test_times_may_be_unix_seconds_rfc_3339_or_missing() -> None:
+    assert show.when(None) == "-"
+    assert show.when(1_700_000_000.0) == show.when("2023-11-14T22:13:20.000Z")
+
+
+def test_an_update_reads_as_one_line_with_its_reason() -> None:
+    update = {"id": 3, "verdict": "refused", "version": 3, "reason": "it stammers", "seconds": {"train": 2, "gate": 1}}
+    assert show.update_text(update) == "#3 refused v3 in 3.0 s: it stammers"
+    assert "in 4.5 s" in show.update_text({**update, "seconds": {"train": 2, "gate": 1, "total": 4.5}})
+
+
+def test_a_status_of_an_older_daemon_is_shown_as_far_as_it_goes() -> None:
+    assert "v0" in show.status_text({})
+
+
+def test_the_learner_shows_its_progress_and_what_it_waits_for() -> None:
+    learner = {"state": "training", "updates_total": 2, "progress": {"stage": "epoch", "done": 1, "total": 2}}
+    assert show.learner_text(learner) == "training (epoch 1/2), 2 updates"
+    waiting = {"state": "waiting_for_contrast", "updates_total": 0, "ratings_until_update": 4}
+    assert show.learner_text(waiting) == "waiting for contrast, 0 updates, 4 more ratings until the next update"
+
+
+def test_a_version_is_shown_with_its_metrics_and_a_diff_with_the_largest_module_first() -> None:
+    text = version_text({"version": 2, "created_at": 1_700_000_000.0, "folder": None, "metrics": {"kl/live": 0.12345}})
+    assert "0.1235" in text or "0.1234" in text
+    assert "folder" not in text
+    body = {"norm": 1.0, "other_norm": 2.0, "distance": 1.5, "cosine": None, "modules": {"a": 0.1, "b": 0.9}}
+    assert diff_text(1, 2, body).splitlines()[-2].startswith("b")
