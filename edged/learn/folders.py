@@ -12,11 +12,15 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TypeVar
 
 import msgpack
 
 from adapters import manifest, store
+from adapters.errors import AdapterError
 from engine import protocol
+
+T = TypeVar("T")
 
 CHECKPOINTS_KEPT = 3  # the live one, the one before it, and one more: older moments fit no adapter that is served
 
@@ -69,14 +73,14 @@ class Folders:
         path = self.job(update_id) / protocol.JOB_FILE
         if not path.exists():
             return None
-        return protocol.from_map(protocol.TrainJob, msgpack.unpackb(path.read_bytes()))
+        return _read(protocol.TrainJob, path)
 
     def result(self, update_id: int) -> protocol.TrainResult | None:
-        """What the trainer made of an update; None until it is complete."""
+        """What the trainer made of an update; None until it is complete. Raises protocol.WireError if it is damaged."""
         path = self.job(update_id) / protocol.OUT_FOLDER / protocol.RESULT_FILE
         if not path.exists():
             return None
-        return protocol.from_map(protocol.TrainResult, msgpack.unpackb(path.read_bytes()))
+        return _read(protocol.TrainResult, path)
 
     def candidate(self, update_id: int, version: int) -> Path:
         """Where the candidate's adapter folder lies: in the job, or already among the published ones."""
@@ -101,15 +105,28 @@ class Folders:
 
     def withdraw(self, version: int) -> None:
         """Take back a published folder that did not become live after all."""
-        path = self.versions().get(version)
-        if path is not None:
-            shutil.rmtree(path)
+        for found in store.list_versions(self.adapters):
+            if found.version == version:
+                store.remove_version(found)
         checkpoint = self.checkpoint(version)
         if checkpoint is not None:
             shutil.rmtree(checkpoint)
 
     def clear_job(self, update_id: int) -> None:
         shutil.rmtree(self.job(update_id), ignore_errors=True)
+
+    def complaint_about(self, version: int) -> str | None:
+        """Why the files of a published version cannot be served; None if they are whole (or it is the base)."""
+        if version == 0:
+            return None
+        path = self.versions().get(version)
+        if path is None:
+            return f"no folder of it under {self.adapters}"
+        try:
+            manifest.verify(path)
+        except (AdapterError, OSError) as error:
+            return str(error)
+        return None
 
     def write_current(self, version: int) -> None:
         """Make CURRENT name the live adapter. The store decides what is live; this is for people and scripts."""
@@ -120,6 +137,15 @@ class Folders:
         found = sorted(self.checkpoints.glob("v*"), key=lambda path: int(path.name[1:]), reverse=True)
         for path in found[CHECKPOINTS_KEPT:]:
             shutil.rmtree(path)
+
+
+def _read(record: type[T], path: Path) -> T:
+    """The record in a file. Raises protocol.WireError."""
+    try:
+        plain = msgpack.unpackb(path.read_bytes())
+    except ValueError as error:
+        raise protocol.WireError(f"{path}: damaged: {error}") from error
+    return protocol.from_map(record, plain)
 
 
 def bytes_under(folder: Path) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from edged.failure import JobRefused, WorkerFault, WorkerLost
+from edged.failure import JobRefused, WorkerDown, WorkerFault, WorkerLost
 from engine import protocol
 
 
@@ -58,6 +58,8 @@ class Trainer:
         """Returns once the worker is ready. Raises WorkerFault, WorkerLost."""
         self._fault = None
         self._engine.want()
+        if not self._engine.is_ready:  # set by a fault whose process is still on its way out
+            self._ready.clear()
         try:
             async with asyncio.timeout(self._start_timeout_s):
                 await self._ready.wait()
@@ -129,7 +131,7 @@ class Trainer:
 
     async def _call(self, message: protocol.Message, job_id: str) -> protocol.Message:
         if not self._engine.is_ready:
-            raise WorkerLost("the train worker is not running")
+            raise WorkerDown("the train worker is not running")
         future: asyncio.Future[protocol.Message] = asyncio.get_running_loop().create_future()
         self._waiting[job_id] = future
         self._engine.send(message)
