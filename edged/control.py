@@ -50,10 +50,14 @@ class LineageDesk(Protocol):
 
 
 class UpdateList(Protocol):
+    """The store's updates, for reading."""
+
     async def list(self, limit: int) -> list[Update]: ...
 
 
 class AuditLog(Protocol):
+    """Who did what, when."""
+
     async def list(self, limit: int) -> list[AuditEntry]: ...
 
     async def add(self, action: str, detail: dict[str, Any], *, caller: Caller) -> AuditEntry: ...

@@ -1,6 +1,5 @@
-"""The composition root of the daemon: builds every part in order, runs them, and stops them in reverse.
+"""The life of the daemon: builds every part in order (`edged.assembly`), runs them, and stops them in reverse.
 
-No part looks up another; what they need of each other is passed in here. The life of a daemon:
 
     lock the state folder, open model header and store, clear up after a crash
     -> start the serve worker, listen, READY to the service manager once answers can be given
@@ -20,40 +19,26 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import uvloop
 
-from edged import __version__, config, machine, resolved, status
-from edged.api.app import build_app
-from edged.api.control import update_object
-from edged.api.feedback import feedback_object
+from edged import config, status
 from edged.api.listen import ListenError, open_listeners
 from edged.api.server import HttpServer
-from edged.base_model import BaseModel, ModelError, open_base_model
-from edged.control import PAUSED_FILE, Operator
+from edged.assembly import Assembly
+from edged.base_model import ModelError, open_base_model
+from edged.control import HISTORY_ROWS, versions_before
 from edged.learn.folders import Folders
-from edged.learn.importing import Importer
-from edged.learn.learner import Learner
-from edged.learn.proving import Prover
-from edged.learn.scoring import Scorer
-from edged.learn.trainer import Trainer
-from edged.learn.updating import Updater
-from edged.ratings import Ratings
-from edged.records import Episode, Feedback, Update
-from edged.serve.admission import Limits as AdmissionLimits
-from edged.serve.answers import Answers, Serving
-from edged.serve.staging import Staging
+from edged.records import Caller
 from edged.settings import Listen, Settings, UnixListen
 from edged.store.errors import StoreError
 from edged.store.store import Store
 from edged.system import logs, notify
-from edged.system.broadcast import Broadcast
 from edged.system.lock import FolderLock, FolderLocked
-from edged.system.workers import ENGINE_COMMAND, Role, Workers
-from engine import protocol
+from edged.system.workers import ENGINE_COMMAND, Workers
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +48,10 @@ EXIT_CONFIG = 78
 
 STATUS_EVERY_S = 5.0  # the line for `systemctl status`
 STOP_MARGIN_S = 3.0  # of [api] drain_s, for workers and store after the answers had theirs
-TRAIN_OOM_SCORE_ADJ = 500  # when memory runs out, the trainer goes before anything that answers
+CUT_ANSWERS_S = 1.0  # for answers that were cut to be recorded
+RETRY_FIRST_S = 1.0  # before a loop that failed begins again; doubles up to RETRY_MAX_S
+RETRY_MAX_S = 60.0
+DAEMON = Caller(name="daemon", scopes=frozenset())
 
 
 def run(
@@ -124,31 +112,24 @@ class Daemon:
         self._settings = settings
         self._state_folder = state_folder
         self._reload_settings = reload
-        self._started_at = time.time()
+        self._started_at = time.monotonic()
         self._notifier = notify.Notifier(os.environ)
-        self._events = Broadcast()
         self._workers = Workers(_runtime_folder(state_folder), command=worker_command, environment=worker_environment)
-        self._folders = Folders(state_folder)
-        self._candidates = asyncio.Lock()
         self._stop = asyncio.Event()
-        self._served_once = asyncio.Event()
-        self._serve_fault: protocol.Fault | None = None
-        self._serve_facts: protocol.Ready | None = None
-        self._model: BaseModel
-        self._store: Store
+        self._parts: Assembly
 
     async def run(self) -> int:
         """Build, run, stop; the exit code."""
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self._notifier.close)
-            await self._open(stack)
-            server = await self._listen(stack)
+            store = await self._open(stack)
+            server = await self._listen(stack, store)
             self._catch_signals()
-            self._serve_worker.want()
+            self._parts.serve_worker.want()
             async with asyncio.TaskGroup() as tasks:
                 running = [
-                    tasks.create_task(self._learner.run(), name="learner"),
-                    tasks.create_task(self._scorer.run(), name="scorer"),
+                    tasks.create_task(_again_and_again("learner", self._parts.learner.run)),
+                    tasks.create_task(_again_and_again("scorer", self._parts.scorer.run)),
                     tasks.create_task(self._report(), name="report"),
                 ]
                 code = await self._serve_until_stopped()
@@ -157,179 +138,53 @@ class Daemon:
                     task.cancel()
         return code
 
-    # ------------------------------------------------------------------------------------------------ building
-
-    async def _open(self, stack: contextlib.AsyncExitStack) -> None:
-        """Model, store, folders, and the parts on top of them."""
+    async def _open(self, stack: contextlib.AsyncExitStack) -> Store:
+        """Model, store, folders, workers, and the parts on top of them."""
         cache = self._state_folder / "cache"
         cache.mkdir(exist_ok=True)
-        self._model = await asyncio.to_thread(
-            open_base_model, self._settings.model.path, self._settings.model.name, cache
-        )
-        self._store = await Store.open(self._state_folder / "edged.db", readers=self._settings.store.readers)
-        stack.push_async_callback(self._store.close)
-        await self._clear_up()
+        section = self._settings.model
+        model = await asyncio.to_thread(open_base_model, section.path, section.name, cache)
+        store = await Store.open(self._state_folder / "edged.db", readers=self._settings.store.readers)
+        stack.push_async_callback(store.close)
+        folders = Folders(self._state_folder)
+        await clear_up(store, folders)
         self._workers.open()
         stack.push_async_callback(self._workers.close)
-        self._build_serving()
-        self._build_learning()
-        self._build_operator()
-
-    async def _clear_up(self) -> None:
-        """What a crash may have left: half-written files, candidates that nobody carries any more, a stale CURRENT."""
-        unfinished = await self._store.updates.unfinished()
-        await asyncio.to_thread(self._folders.prepare, [update.id for update in unfinished])
-        carried = {update.version for update in unfinished}
-        for adapter in await self._store.lineage.list():
-            if adapter.state == "candidate" and adapter.version not in carried:
-                await self._store.lineage.refuse(adapter.version, "the daemon stopped before it was judged")
-        await asyncio.to_thread(self._folders.write_current, self._store.lineage.live().version)
-
-    def _build_serving(self) -> None:
-        serve = self._settings.serve
-        self._serve_worker = self._workers.add(
-            Role(
-                name="serve",
-                role="serve",
-                limits=resolved.worker_limits(serve.start_timeout_s, serve.hang_timeout_s),
-                start=self._start_serve,
-                on_ready=self._serve_ready,
-                on_message=self._serve_said,
-                on_down=self._serve_down,
-                on_fault=self._serve_faulted,
-            )
-        )
-        self._answers = Answers(
-            Serving(model=self._model.name, base_sha256=self._model.sha256, wait_s=serve.start_timeout_s),
-            lambda: AdmissionLimits(slots=serve.slots, max_queue=self._settings.serve.max_queue),
-            lambda: self._settings.serve.default_max_tokens,
-            self._serve_worker,
-            self._store.episodes,
-            self._episode_recorded,
-        )
-        self._staging = Staging(self._serve_worker)
-
-    def _build_learning(self) -> None:
-        learn = self._settings.learn
-        self._train_worker = self._workers.add(
-            Role(
-                name="train",
-                role="train",
-                limits=resolved.worker_limits(learn.start_timeout_s, learn.hang_timeout_s),
-                start=self._start_train,
-                on_ready=self._train_ready,
-                on_message=self._train_said,
-                on_down=lambda why: self._trainer.down(),
-                on_fault=lambda fault: self._trainer.fault(fault),
-                oom_score_adj=TRAIN_OOM_SCORE_ADJ,
-            )
-        )
-        self._trainer = Trainer(self._train_worker, start_timeout_s=learn.start_timeout_s, on_progress=self._progressed)
-        self._prover = Prover(
-            self._staging,
-            self._trainer,
-            self._store.lineage,
-            lambda: resolved.proving(self._settings),
-            self._eos_ids,
-            self._model.shape,
-        )
-        updater = Updater(
-            folders=self._folders,
-            updates=self._store.updates,
-            trainer=self._trainer,
-            prover=self._prover,
-            stage=self._staging,
-            candidates=self._candidates,
-            max_attempts=lambda: self._settings.learn.max_attempts,
-            on_stage=lambda update, stage: self._learner.stage(update, stage),
-        )
-        self._learner = Learner(
-            settings=lambda: resolved.learning(self._settings, self._model.shape),
-            base_sha256=self._model.sha256,
-            probes=self._probes,
-            ratings=self._store.feedback,
-            episodes=self._store.episodes,
-            updates=self._store.updates,
-            lineage=self._store.lineage,
-            folders=self._folders,
-            trainer=self._trainer,
-            updater=updater,
-            on_change=self._announce_status,
-            on_finished=self._update_finished,
-        )
-        self._learner.switches.paused = (self._state_folder / PAUSED_FILE).exists()
-        self._scorer = Scorer(
-            self._trainer,
-            self._store.episodes,
-            self._folders,
-            oldest_version=lambda: max(0, self._store.lineage.live().version - self._settings.learn.staleness),
-            reference=lambda: self._settings.learn.reference,
-        )
-
-    def _build_operator(self) -> None:
-        importer = Importer(
-            folders=self._folders,
-            lineage=self._store.lineage,
-            trainer=self._trainer,
-            prover=self._prover,
-            stage=self._staging,
-            candidates=self._candidates,
-            base=self._model.shape,
-            base_sha256=self._model.sha256,
-            base_name=self._model.name,
-            profile=resolved.lora(self._settings, self._model.shape),
-        )
-        self._operator = Operator(
+        self._parts = Assembly(
+            lambda: self._settings,
             state_folder=self._state_folder,
-            base=self._model.shape,
-            model_name=self._model.name,
-            lineage=self._store.lineage,
-            update_list=self._store.updates,
-            audit_log=self._store.audit,
-            learner=self._learner,
-            router=self._staging,
-            importer=importer.bring,
-            candidates=self._candidates,
-            parts=self._parts,
-            readiness=self._readiness,
-            subscribe=self._events.subscribe,
-            announce=self._events.publish,
+            model=model,
+            store=store,
+            folders=folders,
+            workers=self._workers,
         )
+        return store
 
-    async def _listen(self, stack: contextlib.AsyncExitStack) -> HttpServer:
-        app = build_app(
-            answers=self._answers,
-            feedback=Ratings(self._store.feedback, self._rated),
-            episodes=self._store.episodes,
-            control=self._operator,
-            keys=self._store.keys,
-            settings=resolved.LiveApiSettings(lambda: self._settings),
-        )
+    async def _listen(self, stack: contextlib.AsyncExitStack, store: Store) -> HttpServer:
         fds = notify.handed_in_fds(os.environ, os.getpid())
         addresses: Sequence[Listen] = self._settings.api.listen
         if not fds and not addresses:
             addresses = [UnixListen(_runtime_folder(self._state_folder) / "edged.sock")]
-        listeners = open_listeners(addresses, inherited_fds=fds, any_keys=self._store.keys.any_keys())
-        server = HttpServer(app, listeners, head_timeout_s=self._settings.api.read_timeout_s)
+        listeners = open_listeners(addresses, inherited_fds=fds, any_keys=store.keys.any_keys())
+        server = HttpServer(self._parts.app(), listeners, head_timeout_s=self._settings.api.read_timeout_s)
         await server.start()
         stack.push_async_callback(server.drain, 0.0)
         return server
 
-    # ------------------------------------------------------------------------------------------------- running
-
     async def _serve_until_stopped(self) -> int:
         """READY once the first serve worker is; then until a signal. The exit code."""
-        first = asyncio.create_task(self._served_once.wait())
+        first = asyncio.create_task(self._parts.served.wait())
         stop = asyncio.create_task(self._stop.wait())
         await asyncio.wait({first, stop}, return_when=asyncio.FIRST_COMPLETED)
         first.cancel()
-        if self._serve_fault is not None and not stop.done():
+        fault = self._parts.serve_fault
+        if fault is not None and not stop.done():
             stop.cancel()
-            print(f"edged: the model cannot be served: {self._serve_fault.message}", file=sys.stderr)
+            print(f"edged: the model cannot be served: {fault.message}", file=sys.stderr)
             return EXIT_CONFIG
         if not stop.done():
-            self._notifier.ready(status.one_line(self._parts()))
-            log.info("ready after %.1f s", time.time() - self._started_at)
+            self._notifier.ready(status.one_line(self._parts.parts()))
+            log.info("ready after %.1f s", time.monotonic() - self._started_at)
         every_s = notify.watchdog_every_s(os.environ, os.getpid())
         if every_s is not None:
             self._notifier.feed_watchdog(asyncio.get_running_loop(), every_s)
@@ -338,15 +193,16 @@ class Daemon:
 
     async def _drain(self, server: HttpServer) -> None:
         self._notifier.stopping("finishing running answers")
-        self._answers.close("the daemon is stopping; ask again in a moment")
-        self._events.close()
-        self._train_worker.unwant()
+        self._parts.is_stopping = True
+        self._parts.answers.close("the daemon is stopping; ask again in a moment")
+        self._parts.events.close()
+        self._parts.train_worker.unwant()
         within_s = max(0.0, self._settings.api.drain_s - STOP_MARGIN_S)
         await server.drain(within_s)
-        self._answers.cancel_all()
+        self._parts.answers.cancel_all()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(1.0):
-                await self._answers.drained()
+            async with asyncio.timeout(CUT_ANSWERS_S):
+                await self._parts.answers.drained()
 
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -368,132 +224,49 @@ class Daemon:
             log.info("reloaded; changed: %s", ", ".join(changed) or "nothing")
             if needs_restart:
                 log.warning("these keys change at the next start only: %s", ", ".join(needs_restart))
-            self._learner.wake()
-        self._notifier.ready(status.one_line(self._parts()))
+            self._parts.learner.wake()
+        self._notifier.ready(status.one_line(self._parts.parts()))
 
     async def _report(self) -> None:
         while True:
             await asyncio.sleep(STATUS_EVERY_S)
-            self._notifier.status(status.one_line(self._parts()))
+            self._notifier.status(status.one_line(self._parts.parts()))
 
-    # -------------------------------------------------------------------------------------------- serve worker
 
-    def _start_serve(self) -> protocol.Message:
-        live = self._store.lineage.live()
-        adapter = self._folders.reference_to(live.version, self._folders.versions())
-        return resolved.start_serve(self._settings, self._model, adapter)
+async def clear_up(store: Store, folders: Folders) -> None:
+    """What a crash may have left: half-written files, candidates that nobody carries any more, a stale CURRENT, and a
+    live version whose files are damaged or gone, which is rolled back to the newest one that is whole."""
+    unfinished = await store.updates.unfinished()
+    await asyncio.to_thread(folders.prepare, [update.id for update in unfinished])
+    carried = {update.version for update in unfinished}
+    for adapter in await store.lineage.list():
+        if adapter.state == "candidate" and adapter.version not in carried:
+            await store.lineage.refuse(adapter.version, "the daemon stopped before it was judged")
+    live = store.lineage.live().version
+    for version in [live, *versions_before(await store.lineage.history(HISTORY_ROWS)), 0]:
+        complaint = await asyncio.to_thread(folders.complaint_about, version)
+        if complaint is None:
+            break
+        log.error("v%d cannot be served: %s", version, complaint)
+    if version != live:
+        await store.lineage.set_live(version, why="rolled_back", caller=DAEMON, if_live=live, now=time.time())
+    await asyncio.to_thread(folders.write_current, version)
 
-    def _serve_ready(self, ready: protocol.Ready) -> None:
-        self._serve_facts = ready
-        self._served_once.set()
-        self._answers.ready()
-        self._announce_status()
 
-    def _serve_said(self, message: protocol.Message) -> None:
-        if not (self._answers.received(message) or self._staging.received(message)):
-            log.warning("the serve worker sent a %s that nobody expects", type(message).__name__)
-
-    def _serve_down(self, why: str) -> None:
-        self._answers.down()
-        self._staging.down()
-        self._announce_status()
-
-    def _serve_faulted(self, fault: protocol.Fault) -> None:
-        """At the first start there is nothing to fall back on: say it and end. Later it is tried again."""
-        if self._serve_facts is None:
-            self._serve_fault = fault
-            self._serve_worker.unwant()
-            self._served_once.set()
-
-    # -------------------------------------------------------------------------------------------- train worker
-
-    def _start_train(self) -> protocol.Message:
-        return resolved.start_train(self._settings, self._model, str(self._state_folder / "cache"))
-
-    def _train_ready(self, ready: protocol.Ready) -> None:
-        self._trainer.ready()
-        self._scorer.wake()
-        self._announce_status()
-
-    def _train_said(self, message: protocol.Message) -> None:
-        if not self._trainer.received(message):
-            log.warning("the train worker sent a %s that nobody expects", type(message).__name__)
-
-    def _progressed(self, progress: protocol.Progress) -> None:
-        self._learner.progress = progress
-        self._events.publish("progress", {"stage": progress.stage, "done": progress.done, "total": progress.total})
-
-    def _eos_ids(self) -> frozenset[int]:
-        facts = self._serve_facts
-        return frozenset() if facts is None or facts.model is None else frozenset(facts.model.eos_ids)
-
-    def _probes(self) -> tuple[protocol.ProbeTokens, ...]:
-        return () if self._serve_facts is None else self._serve_facts.probes
-
-    # ------------------------------------------------------------------------------------------ what happened
-
-    def _episode_recorded(self, episode_id: int, episode: Episode) -> None:
-        self._scorer.wake()
-
-    def _rated(self, rows: list[Feedback]) -> None:
-        self._learner.wake()
-        for row in rows:
-            self._events.publish("feedback", feedback_object(row))
-
-    def _update_finished(self, update: Update) -> None:
-        self._events.publish("update", update_object(update))
-        if update.verdict == "published":
-            self._events.publish("adapter", {"version": update.version, "why": "published", "pinned": False})
-        self._announce_status()
-        self._scorer.wake()
-
-    def _announce_status(self) -> None:
-        self._events.publish("status", status.status(self._parts()))
-
-    def _readiness(self) -> tuple[bool, str]:
-        if self._stop.is_set():
-            return False, "stopping"
-        if self._serve_facts is None:
-            return False, "the serve worker is starting"
-        return True, "ready"
-
-    def _parts(self) -> status.Parts:
-        learner, store = self._learner, self._store
-        feedback_rows, ratings = store.feedback.counts()
-        progress = learner.progress
-        return status.Parts(
-            version=__version__,
-            started_at=self._started_at,
-            model_name=self._model.name,
-            model_sha256=self._model.sha256,
-            live=store.lineage.live(),
-            learner_state=learner.state,
-            learner_why=learner.why,
-            ratings_until_update=learner.ratings_until_update,
-            batch_ratings=self._settings.learn.batch_ratings,
-            progress=None if progress is None else (progress.stage, progress.done, progress.total),
-            updates_total=store.updates.count_finished(),
-            latest=store.updates.latest_finished(),
-            dropped=store.feedback.drop_counts(),
-            active=self._answers.active,
-            queued=self._answers.queued,
-            counters=self._answers.counters(),
-            episodes=store.episodes.count(),
-            feedback=feedback_rows,
-            ratings=ratings,
-            workers=tuple(
-                status.WorkerView(
-                    name=worker.role.name,
-                    pid=worker.pid,
-                    state=worker.state.phase,
-                    rss_bytes=worker.rss_bytes,
-                    busy=worker.busy,
-                    restarts=max(0, worker.state.epoch - 1),
-                )
-                for worker in self._workers.all()
-            ),
-            daemon_rss_bytes=machine.own_rss_bytes(),
-        )
+async def _again_and_again(name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run a loop of the daemon for ever: what makes it fail (a full disk) must not end the answers. It starts from what
+    is on disk each time, so beginning again is safe."""
+    wait_s = RETRY_FIRST_S
+    while True:
+        began = time.monotonic()
+        try:
+            await run()
+        except Exception:
+            if time.monotonic() - began > RETRY_MAX_S:
+                wait_s = RETRY_FIRST_S
+            log.exception("%s failed; it begins again in %.0f s", name, wait_s)
+            await asyncio.sleep(wait_s)
+            wait_s = min(RETRY_MAX_S, 2 * wait_s)
 
 
 def _runtime_folder(state_folder: Path) -> Path:

@@ -92,6 +92,7 @@ def start_train(settings: Settings, model: BaseModel, cache_folder: str) -> prot
 
 
 def worker_limits(start_timeout_s: float, hang_timeout_s: float) -> WorkerLimits:
+    """When a worker counts as hung, in seconds."""
     return WorkerLimits(start_timeout_s=start_timeout_s, hang_timeout_s=hang_timeout_s, stop_timeout_s=WORKER_STOP_S)
 
 

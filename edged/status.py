@@ -92,6 +92,7 @@ def status(parts: Parts) -> dict[str, Any]:
 
 
 def last_update(update: Update) -> dict[str, Any]:
+    """An update as GET /v1/status shows it."""
     return {
         "id": update.id,
         "verdict": update.verdict,

@@ -67,6 +67,8 @@ class Access:
 
 
 class DoorSettings(Protocol):
+    """What the doorkeeper reads of `[api]`."""
+
     @property
     def allowed_hosts(self) -> Iterable[str]: ...
 

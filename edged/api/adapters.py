@@ -119,10 +119,12 @@ def adapter_routes(control: Control, access: Access) -> APIRouter:
 
 
 def adapter_object(adapter: Adapter, live_version: int) -> dict[str, Any]:
+    """A version as the API shows it."""
     return {"object": "adapter", **dataclasses.asdict(adapter), "live": adapter.version == live_version}
 
 
 def live_object(live: Live) -> dict[str, Any]:
+    """What is served, as the API shows it; times in RFC 3339."""
     return {**dataclasses.asdict(live), "since": rfc3339(live.since)}
 
 

@@ -34,6 +34,8 @@ class Shape(Protocol):
 
 
 class ChatShape:
+    """The objects of /v1/chat/completions."""
+
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
@@ -57,6 +59,8 @@ class ChatShape:
 
 
 class TextShape:
+    """The objects of /v1/completions."""
+
     whole_object = "text_completion"
     chunk_object = "text_completion"
 
@@ -95,6 +99,7 @@ def _chunk_choice(
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
+    """OpenAI's `usage`, in tokens."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,

@@ -211,6 +211,7 @@ def episode_object(episode: Episode, feedback: Feedback | None, score: EpisodeSc
 
 
 def key_object(key: ApiKey) -> dict[str, Any]:
+    """An API key as lists show it: never its secret."""
     return {
         "object": "api_key",
         "id": key.id,

@@ -99,6 +99,7 @@ class PreferenceRequest(Body):
 
 
 def feedback_object(row: Feedback) -> dict[str, Any]:
+    """A feedback row as the API shows it."""
     return {"object": "feedback", **dataclasses.asdict(row)}
 
 

@@ -19,6 +19,8 @@ from edged.refusal import Refused
 
 
 class BodySettings(Protocol):
+    """What the body limits read of `[api]`, at each request."""
+
     @property
     def max_body_bytes(self) -> int: ...
     @property

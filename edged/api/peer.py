@@ -53,8 +53,10 @@ def is_loopback(address: str) -> bool:
 
 
 def peer_of(scope: Scope) -> Peer:
+    """Who is at the other end of the request's connection."""
     return cast(Peer, scope["state"][PEER])
 
 
 def shutdown_of(scope: Scope) -> Shutdown:
+    """The events by which a long answer learns that the server stops."""
     return cast(Shutdown, scope["state"][SHUTDOWN])

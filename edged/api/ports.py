@@ -89,6 +89,8 @@ class FeedbackBook(Protocol):
 
 
 class EpisodeBook(Protocol):
+    """The recorded answers."""
+
     async def find(self, completion_id: str) -> list[Episode]:
         """The choices of one completion, by choice; [] if unknown."""
         ...
@@ -167,6 +169,8 @@ class Control(Protocol):
 
 
 class KeyRing(Protocol):
+    """The API keys."""
+
     def any_keys(self) -> bool:
         """Whether any key is valid: then loopback TCP needs one too."""
         ...

@@ -11,6 +11,7 @@ TARGET_S = 10.0
 
 
 async def measure(session: Session) -> list[Figure]:
+    """Figures of the loop from rating to live adapter."""
     session.show("ratings -> new adapter, cold trainer")
     cold = await burst(session, seed=100)
     warm = []

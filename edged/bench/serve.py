@@ -25,6 +25,7 @@ PROMPTS = (
 
 
 async def measure(session: Session) -> list[Figure]:
+    """Figures of sampling, in tokens a second."""
     version = await require_adapter(session)
     figures = []
     for with_adapter in (False, True):

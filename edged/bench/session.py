@@ -50,6 +50,7 @@ class Burst:
 
 
 async def status(session: Session) -> dict[str, Any]:
+    """The body of GET /v1/status."""
     body: dict[str, Any] = checked_json(await session.http.get("/v1/status"))
     return body
 
@@ -148,4 +149,5 @@ async def require_adapter(session: Session) -> int:
 
 
 async def promote(session: Session, version: int) -> None:
+    """Make `version` live, and return once new answers name it."""
     checked_json(await session.http.post(f"/v1/adapters/{version}/promote", json={}))

@@ -39,6 +39,7 @@ class Load:
 
 
 async def measure(session: Session) -> list[Figure]:
+    """Figures of swaps under load."""
     version = await require_adapter(session)
     await promote(session, 0)
     await at_rest(session)

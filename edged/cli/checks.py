@@ -43,6 +43,7 @@ class Finding:
 
 
 def check_python(version: tuple[int, ...] = sys.version_info[:3]) -> Finding:
+    """Whether the interpreter is new enough."""
     found = ".".join(map(str, version))
     if version >= MIN_PYTHON:
         return Finding(name="python", level="ok", found=found)
@@ -136,6 +137,7 @@ def check_cpu(cpuinfo: str | None = None) -> Finding:
 
 
 def check_cores(cores: int | None = None) -> Finding:
+    """How many cores there are to serve and train on."""
     count = len(os.sched_getaffinity(0)) if cores is None else cores
     if count >= 2:
         return Finding(name="cores", level="ok", found=str(count))

@@ -15,6 +15,7 @@ def print_json(value: Any) -> None:
 
 
 def print_error(message: str, hint: str = "") -> None:
+    """An error, and what to do about it, on stderr."""
     print(f"edged: {message}", file=sys.stderr)
     if hint:
         print(f"       {hint}", file=sys.stderr)
@@ -46,6 +47,7 @@ def size(n_bytes: float) -> str:
 
 
 def seconds(value: float) -> str:
+    """A duration as people read it."""
     return f"{value:.1f} s" if value < 120 else f"{value / 60:.1f} min"
 
 

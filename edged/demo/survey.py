@@ -88,6 +88,7 @@ async def rate(http: httpx.AsyncClient, answers: Sequence[Answer]) -> None:
 
 
 async def status(http: httpx.AsyncClient) -> dict[str, Any]:
+    """The body of GET /v1/status."""
     body: dict[str, Any] = checked_json(await http.get("/v1/status"))
     return body
 

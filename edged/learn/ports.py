@@ -21,6 +21,8 @@ from engine import protocol
 
 
 class RatingsBook(Protocol):
+    """The store's ratings as planning needs them."""
+
     async def unused_rated(self, limit: int) -> list[RatedChoice]:
         """Choices with a rating that no finished update has used as new and that were not dropped; oldest first."""
         ...
@@ -35,6 +37,8 @@ class RatingsBook(Protocol):
 
 
 class EpisodeShelf(Protocol):
+    """The store's episodes as scoring and training need them."""
+
     async def get(self, ids: Sequence[int]) -> list[Episode]: ...
 
     async def unscored(self, limit: int, min_version: int) -> list[Episode]: ...
@@ -43,6 +47,8 @@ class EpisodeShelf(Protocol):
 
 
 class UpdateBook(Protocol):
+    """The store's updates; every write returns when it is on disk."""
+
     async def create(
         self,
         *,
@@ -82,6 +88,8 @@ class UpdateBook(Protocol):
 
 
 class LineageBook(Protocol):
+    """The store's adapter versions."""
+
     def live(self) -> Live: ...
 
     async def get(self, version: int) -> Adapter: ...

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
-from adapters.errors import NotFiniteAdapter
+from adapters.errors import AdapterError
 from adapters.folder import load_adapter_folder
 from adapters.shape import BaseShape
 from edged.learn import gate
@@ -65,16 +65,17 @@ class Prover:
             JobRefused: the engine cannot load it. WorkerLost: a worker died.
         """
         assert adapter.folder is not None
-        finite, norm = await asyncio.to_thread(_weigh, Path(adapter.folder), self._base)
-        if not finite:
-            return gate.Judgement(accepted=False, reason="the adapter holds numbers that are not finite", metrics={})
+        try:
+            norm = await asyncio.to_thread(_weigh, Path(adapter.folder), self._base)
+        except AdapterError as error:
+            return gate.Judgement(accepted=False, reason=f"its files cannot be used: {error}", metrics={})
         base = await self._fluency_of(BASE)
         at_live = base if live.version == 0 else await self._fluency_of(live)
         staged = await self._stage_probes(adapter)
         fluency = await self._judge_answers(staged)
         await self._keep(adapter.version, fluency)
         evidence = gate.Evidence(
-            weights_finite=finite,
+            weights_finite=True,
             norm=norm,
             kl_live=None if result is None else result.metrics["kl/live"],
             served=staged.canary,
@@ -148,11 +149,8 @@ class Prover:
         )
 
 
-def _weigh(folder: Path, base: BaseShape) -> tuple[bool, float]:
-    """Whether the weights are finite, and their norm. Blocking: reads the folder."""
-    try:
-        weights, _ = load_adapter_folder(folder, base)
-        weights.check_finite()
-    except NotFiniteAdapter:
-        return False, 0.0
-    return True, weights.norm()
+def _weigh(folder: Path, base: BaseShape) -> float:
+    """The norm of the adapter. Blocking: reads the folder. Raises AdapterError, also for weights that are not finite."""
+    weights, _ = load_adapter_folder(folder, base)
+    weights.check_finite()
+    return weights.norm()

@@ -16,9 +16,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Literal
 
-from edged.failure import JobRefused, WorkerLost
+from edged.failure import JobRefused, WorkerDown, WorkerLost
 from edged.learn import gate
 from edged.learn.folders import Folders, bytes_under
 from edged.learn.ports import Stage, UpdateBook
@@ -33,6 +34,7 @@ log = logging.getLogger(__name__)
 LEARNER = Caller(name="learner", scopes=frozenset())
 PROVING_ATTEMPTS = 3
 PROVING_PAUSE_S = 1.0  # between attempts: the worker needs a moment to be started again
+PROVING_WAIT_S = 60.0  # for workers to run at all; what is live cannot be changed meanwhile
 
 
 class Updater:
@@ -69,18 +71,24 @@ class Updater:
         try:
             result = await self._train(update, job, seconds)
         except JobRefused as refused:
-            return await self._finish(update, "failed", f"{refused.code}: {refused}", seconds, {})
+            finished = await self._finish(update, "failed", f"{refused.code}: {refused}", seconds, {})
         except WorkerLost as lost:
-            return await self._finish(update, "failed", f"the trainer died every time: {lost}", seconds, {})
-        async with self._candidates:
-            await self._updates.set_state(update.id, "gating")
-            self._on_stage(update, "gating")
-            finished = await self._prove_and_publish(update, job, result, seconds, began, rated_at)
+            finished = await self._finish(update, "failed", f"the trainer died every time: {lost}", seconds, {})
+        except protocol.WireError as error:
+            finished = await self._finish(update, "failed", f"its result cannot be read: {error}", seconds, {})
+        else:
+            async with self._candidates:
+                await self._updates.set_state(update.id, "gating")
+                self._on_stage(update, "gating")
+                finished = await self._prove_and_publish(update, job, result, seconds, began, rated_at)
         await asyncio.to_thread(self._folders.clear_job, update.id)
         return finished
 
     async def _train(self, update: Update, job: protocol.TrainJob, seconds: dict[str, float]) -> protocol.TrainResult:
-        """The trainer's result, from disk if it is there already. Raises JobRefused, WorkerLost, WorkerFault."""
+        """The trainer's result, from disk if it is there already.
+
+        Raises JobRefused, WorkerLost, WorkerFault, and protocol.WireError for a result on disk that is damaged.
+        """
         attempts = update.attempts
         while True:
             result = await asyncio.to_thread(self._folders.result, update.id)
@@ -115,30 +123,47 @@ class Updater:
         metrics |= {f"dropped/{reason}": float(count) for reason, count in result.dropped.items()}
         seconds |= {f"train/{stage}": value for stage, value in result.seconds.items()}
         candidate = await asyncio.to_thread(self._folders.candidate, update.id, update.version)
-        metrics["bytes/written"] = float(await asyncio.to_thread(bytes_under, candidate.parent))
+        metrics["bytes/written"] = float(await asyncio.to_thread(self._bytes_written, update, candidate))
         gating = time.monotonic()
-        judgement = await self._prove(
-            protocol.AdapterRef(version=update.version, folder=str(candidate)), job.parent, result
-        )
+        try:
+            judgement = await self._prove(
+                protocol.AdapterRef(version=update.version, folder=str(candidate)), job.parent, result
+            )
+        except WorkerDown as down:
+            return await self._finish(update, "skipped", f"it could not be proved: {down}", seconds, metrics)
         seconds["gate"] = time.monotonic() - gating
         metrics |= judgement.metrics
         if not judgement.accepted:
             return await self._finish(update, "refused", judgement.reason, seconds, metrics)
         return await self._publish(update, seconds, metrics, judgement.reason, began, rated_at)
 
+    def _bytes_written(self, update: Update, candidate: Path) -> int:
+        out = self._folders.job(update.id) / protocol.OUT_FOLDER
+        return bytes_under(out) + (0 if candidate.is_relative_to(out) else bytes_under(candidate))
+
     async def _prove(
         self, candidate: protocol.AdapterRef, parent: protocol.AdapterRef, result: protocol.TrainResult
     ) -> gate.Judgement:
-        """The gate's judgement. A worker that dies under the candidate every time speaks against the candidate."""
-        for attempt in range(1, PROVING_ATTEMPTS + 1):
+        """The gate's judgement. A worker that dies under the candidate every time speaks against the candidate.
+
+        Raises WorkerDown if the workers did not run for PROVING_WAIT_S.
+        """
+        deaths = 0
+        give_up_at = time.monotonic() + PROVING_WAIT_S
+        while deaths < PROVING_ATTEMPTS:
             try:
                 await self._trainer.start()
                 return await self._prover.prove(candidate, parent, result)
             except JobRefused as refused:
                 return gate.Judgement(accepted=False, reason=f"a worker refused it: {refused}", metrics={})
+            except WorkerDown as down:  # nothing was tried: a worker is just being started
+                if time.monotonic() >= give_up_at:
+                    raise
+                log.info("v%d: proving waits: %s", candidate.version, down)
             except WorkerLost as lost:
-                log.warning("v%d: proving attempt %d of %d: %s", candidate.version, attempt, PROVING_ATTEMPTS, lost)
-                await asyncio.sleep(PROVING_PAUSE_S)
+                deaths += 1
+                log.warning("v%d: proving, death %d of %d: %s", candidate.version, deaths, PROVING_ATTEMPTS, lost)
+            await asyncio.sleep(PROVING_PAUSE_S)
         return gate.Judgement(accepted=False, reason="a worker died under it every time it was tried", metrics={})
 
     async def _publish(

@@ -37,6 +37,8 @@ class Engine(Protocol):
 
 
 class EpisodeSink(Protocol):
+    """Where finished choices are recorded."""
+
     async def add(self, episode: Episode) -> int:
         """The id of the episode, once it is on disk."""
         ...

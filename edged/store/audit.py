@@ -30,6 +30,8 @@ def record(
 
 
 class Audit:
+    """The book of who did what. Rows are only ever added."""
+
     def __init__(self, database: Database, *, clock: Callable[[], float] = time.time) -> None:
         self._database = database
         self._clock = clock

@@ -24,6 +24,7 @@ def pack_ids(ids: Sequence[int]) -> bytes:
 
 
 def unpack_ids(blob: bytes) -> tuple[int, ...]:
+    """The token ids of `pack_ids`."""
     return tuple(_from_bytes("i", blob))
 
 
@@ -33,15 +34,18 @@ def pack_logprobs(logprobs: Sequence[float | None]) -> bytes:
 
 
 def unpack_logprobs(blob: bytes) -> tuple[float | None, ...]:
+    """The log-probabilities of `pack_logprobs`; NaN comes back as None."""
     return tuple(None if math.isnan(value) else value for value in _from_bytes("f", blob))
 
 
 def to_json(value: Any) -> str:
+    """Compact JSON for a column."""
     # ASCII escapes carry lone surrogates, which a client may send and UTF-8 columns cannot hold.
     return json.dumps(value, separators=(",", ":"))
 
 
 def from_json(text: str) -> Any:
+    """The value of a JSON column."""
     return json.loads(text)
 
 

@@ -204,6 +204,7 @@ class Lineage:
 
 
 def read_snapshot(connection: apsw.Connection) -> Snapshot:
+    """What is kept in memory, as the database has it."""
     folders = all_rows(connection, "SELECT version, folder FROM adapters WHERE state = 'published'")
     return Snapshot(live=_read_live(connection), folders=dict(folders))
 

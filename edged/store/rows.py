@@ -11,6 +11,7 @@ Row = tuple[Any, ...]
 
 
 def all_rows(connection: apsw.Connection, query: str, values: Sequence[Any] = ()) -> list[Row]:
+    """Every row of a query."""
     return connection.execute(query, tuple(values)).fetchall()
 
 

@@ -200,6 +200,7 @@ class Updates:
 
 
 def read_snapshot(connection: apsw.Connection) -> Snapshot:
+    """What is kept in memory, as the database has it."""
     (n_finished,) = single_row(connection, "SELECT count(*) FROM updates WHERE state = 'finished'")
     latest = first_row(connection, f"{_UPDATE} WHERE state = 'finished' ORDER BY finished_at DESC, id DESC LIMIT 1")
     return Snapshot(n_finished=n_finished, latest_finished=None if latest is None else _to_update(latest))

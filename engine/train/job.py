@@ -152,8 +152,7 @@ def _publish(
             base_sha256=job.base_sha256,
             base_model_name=base_name,
             origin="trained",
-            # The job's own time: a replay must write the same manifest.
-            created_at=float(int((folder / JOB_FILE).stat().st_mtime)),
+            created_at=job.created_at,
         )
         (temporary / "checkpoint").mkdir()
         save_checkpoint(temporary / "checkpoint", learner.lora, learner.adam, learner.critic)

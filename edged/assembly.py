@@ -1,0 +1,322 @@
+"""The parts of the daemon put together: what each is given, and who hears of what the workers say.
+
+Built once by `edged.daemon`, which starts and stops it. No part looks up another; what they need of each other is
+passed in here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from fastapi import FastAPI
+
+from edged import __version__, machine, resolved, status
+from edged.api.app import build_app
+from edged.api.control import update_object
+from edged.api.feedback import feedback_object
+from edged.base_model import BaseModel
+from edged.control import PAUSED_FILE, Operator
+from edged.learn.folders import Folders
+from edged.learn.importing import Importer
+from edged.learn.learner import Learner
+from edged.learn.proving import Prover
+from edged.learn.scoring import Scorer
+from edged.learn.trainer import Trainer
+from edged.learn.updating import Updater
+from edged.ratings import Ratings
+from edged.records import Episode, Feedback, Update
+from edged.serve.admission import Limits as AdmissionLimits
+from edged.serve.answers import Answers, Serving
+from edged.serve.staging import Staging
+from edged.settings import Settings
+from edged.store.store import Store
+from edged.system.broadcast import Broadcast
+from edged.system.workers import Role, Workers
+from engine import protocol
+
+log = logging.getLogger(__name__)
+
+TRAIN_OOM_SCORE_ADJ = 500  # when memory runs out, the trainer goes before anything that answers
+
+
+class Assembly:
+    """Everything but the process's own life: workers, answers, learning, and the operator's commands.
+
+    `settings` is asked at each use, so that a reload takes effect. `served` is set when the first serve worker is
+    ready, or said that it never will be (`serve_fault`).
+    """
+
+    def __init__(
+        self,
+        settings: Callable[[], Settings],
+        *,
+        state_folder: Path,
+        model: BaseModel,
+        store: Store,
+        folders: Folders,
+        workers: Workers,
+    ) -> None:
+        self._settings = settings
+        self._state_folder = state_folder
+        self._model = model
+        self._store = store
+        self._folders = folders
+        self._workers = workers
+        self._started_at = time.time()
+        self._candidates = asyncio.Lock()
+        self._serve_facts: protocol.Ready | None = None
+        self.serve_fault: protocol.Fault | None = None
+        self.served = asyncio.Event()
+        self.is_stopping = False
+        self.events = Broadcast()
+        self._build_serving()
+        self._build_learning()
+        self._build_operator()
+
+    def app(self) -> FastAPI:
+        """The HTTP application on these parts."""
+        return build_app(
+            answers=self.answers,
+            feedback=Ratings(self._store.feedback, self._rated),
+            episodes=self._store.episodes,
+            control=self._operator,
+            keys=self._store.keys,
+            settings=resolved.LiveApiSettings(self._settings),
+        )
+
+    # ------------------------------------------------------------------------------------------------ building
+
+    def _build_serving(self) -> None:
+        serve = self._settings().serve
+        self.serve_worker = self._workers.add(
+            Role(
+                name="serve",
+                role="serve",
+                limits=resolved.worker_limits(serve.start_timeout_s, serve.hang_timeout_s),
+                start=self._start_serve,
+                on_ready=self._serve_ready,
+                on_message=self._serve_said,
+                on_down=self._serve_down,
+                on_fault=self._serve_faulted,
+            )
+        )
+        self.answers = Answers(
+            Serving(model=self._model.name, base_sha256=self._model.sha256, wait_s=serve.start_timeout_s),
+            lambda: AdmissionLimits(slots=serve.slots, max_queue=self._settings().serve.max_queue),
+            lambda: self._settings().serve.default_max_tokens,
+            self.serve_worker,
+            self._store.episodes,
+            self._episode_recorded,
+        )
+        self._staging = Staging(self.serve_worker)
+
+    def _build_learning(self) -> None:
+        learn = self._settings().learn
+        self.train_worker = self._workers.add(
+            Role(
+                name="train",
+                role="train",
+                limits=resolved.worker_limits(learn.start_timeout_s, learn.hang_timeout_s),
+                start=self._start_train,
+                on_ready=self._train_ready,
+                on_message=self._train_said,
+                on_down=lambda why: self._trainer.down(),
+                on_fault=lambda fault: self._trainer.fault(fault),
+                oom_score_adj=TRAIN_OOM_SCORE_ADJ,
+            )
+        )
+        self._trainer = Trainer(self.train_worker, start_timeout_s=learn.start_timeout_s, on_progress=self._progressed)
+        self._prover = Prover(
+            self._staging,
+            self._trainer,
+            self._store.lineage,
+            lambda: resolved.proving(self._settings()),
+            self._eos_ids,
+            self._model.shape,
+        )
+        updater = Updater(
+            folders=self._folders,
+            updates=self._store.updates,
+            trainer=self._trainer,
+            prover=self._prover,
+            stage=self._staging,
+            candidates=self._candidates,
+            max_attempts=lambda: self._settings().learn.max_attempts,
+            on_stage=lambda update, stage: self.learner.stage(update, stage),
+        )
+        self.learner = Learner(
+            settings=lambda: resolved.learning(self._settings(), self._model.shape),
+            base_sha256=self._model.sha256,
+            probes=self._probes,
+            ratings=self._store.feedback,
+            episodes=self._store.episodes,
+            updates=self._store.updates,
+            lineage=self._store.lineage,
+            folders=self._folders,
+            trainer=self._trainer,
+            updater=updater,
+            on_change=self._announce_status,
+            on_finished=self._update_finished,
+        )
+        self.learner.switches.paused = (self._state_folder / PAUSED_FILE).exists()
+        self.scorer = Scorer(
+            self._trainer,
+            self._store.episodes,
+            self._folders,
+            oldest_version=lambda: max(0, self._store.lineage.live().version - self._settings().learn.staleness),
+            reference=lambda: self._settings().learn.reference,
+        )
+
+    def _build_operator(self) -> None:
+        importer = Importer(
+            folders=self._folders,
+            lineage=self._store.lineage,
+            trainer=self._trainer,
+            prover=self._prover,
+            stage=self._staging,
+            candidates=self._candidates,
+            base=self._model.shape,
+            base_sha256=self._model.sha256,
+            base_name=self._model.name,
+            profile=resolved.lora(self._settings(), self._model.shape),
+        )
+        self._operator = Operator(
+            state_folder=self._state_folder,
+            base=self._model.shape,
+            model_name=self._model.name,
+            lineage=self._store.lineage,
+            update_list=self._store.updates,
+            audit_log=self._store.audit,
+            learner=self.learner,
+            router=self._staging,
+            importer=importer.bring,
+            candidates=self._candidates,
+            parts=self.parts,
+            readiness=self._readiness,
+            subscribe=self.events.subscribe,
+            announce=self.events.publish,
+        )
+
+    # -------------------------------------------------------------------------------------------- serve worker
+
+    def _start_serve(self) -> protocol.Message:
+        live = self._store.lineage.live()
+        adapter = self._folders.reference_to(live.version, self._folders.versions())
+        return resolved.start_serve(self._settings(), self._model, adapter)
+
+    def _serve_ready(self, ready: protocol.Ready) -> None:
+        self._serve_facts = ready
+        self.served.set()
+        self.answers.ready()
+        self._announce_status()
+
+    def _serve_said(self, message: protocol.Message) -> None:
+        if not (self.answers.received(message) or self._staging.received(message)):
+            log.warning("the serve worker sent a %s that nobody expects", type(message).__name__)
+
+    def _serve_down(self, why: str) -> None:
+        self.answers.down()
+        self._staging.down()
+        self._announce_status()
+
+    def _serve_faulted(self, fault: protocol.Fault) -> None:
+        """At the first start there is nothing to fall back on: say it and end. Later it is tried again."""
+        if self._serve_facts is None:
+            self.serve_fault = fault
+            self.serve_worker.unwant()
+            self.served.set()
+
+    # -------------------------------------------------------------------------------------------- train worker
+
+    def _start_train(self) -> protocol.Message:
+        return resolved.start_train(self._settings(), self._model, str(self._state_folder / "cache"))
+
+    def _train_ready(self, ready: protocol.Ready) -> None:
+        self._trainer.ready()
+        self.scorer.wake()
+        self._announce_status()
+
+    def _train_said(self, message: protocol.Message) -> None:
+        if not self._trainer.received(message):
+            log.warning("the train worker sent a %s that nobody expects", type(message).__name__)
+
+    def _progressed(self, progress: protocol.Progress) -> None:
+        self.learner.progress = progress
+        self.events.publish("progress", {"stage": progress.stage, "done": progress.done, "total": progress.total})
+
+    def _eos_ids(self) -> frozenset[int]:
+        facts = self._serve_facts
+        return frozenset() if facts is None or facts.model is None else frozenset(facts.model.eos_ids)
+
+    def _probes(self) -> tuple[protocol.ProbeTokens, ...]:
+        return () if self._serve_facts is None else self._serve_facts.probes
+
+    # ------------------------------------------------------------------------------------------ what happened
+
+    def _episode_recorded(self, episode_id: int, episode: Episode) -> None:
+        self.scorer.wake()
+
+    def _rated(self, rows: list[Feedback]) -> None:
+        self.learner.wake()
+        for row in rows:
+            self.events.publish("feedback", feedback_object(row))
+
+    def _update_finished(self, update: Update) -> None:
+        self.events.publish("update", update_object(update))
+        if update.verdict == "published":
+            self.events.publish("adapter", {"version": update.version, "why": "published", "pinned": False})
+        self._announce_status()
+        self.scorer.wake()
+
+    def _announce_status(self) -> None:
+        self.events.publish("status", status.status(self.parts()))
+
+    def _readiness(self) -> tuple[bool, str]:
+        if self.is_stopping:
+            return False, "stopping"
+        if self._serve_facts is None:
+            return False, "the serve worker is starting"
+        return True, "ready"
+
+    def parts(self) -> status.Parts:
+        """Everything that a status shows, as it is now."""
+        learner, store = self.learner, self._store
+        feedback_rows, ratings = store.feedback.counts()
+        progress = learner.progress
+        return status.Parts(
+            version=__version__,
+            started_at=self._started_at,
+            model_name=self._model.name,
+            model_sha256=self._model.sha256,
+            live=store.lineage.live(),
+            learner_state=learner.state,
+            learner_why=learner.why,
+            ratings_until_update=learner.ratings_until_update,
+            batch_ratings=self._settings().learn.batch_ratings,
+            progress=None if progress is None else (progress.stage, progress.done, progress.total),
+            updates_total=store.updates.count_finished(),
+            latest=store.updates.latest_finished(),
+            dropped=store.feedback.drop_counts(),
+            active=self.answers.active,
+            queued=self.answers.queued,
+            counters=self.answers.counters(),
+            episodes=store.episodes.count(),
+            feedback=feedback_rows,
+            ratings=ratings,
+            workers=tuple(
+                status.WorkerView(
+                    name=worker.role.name,
+                    pid=worker.pid,
+                    state=worker.state.phase,
+                    rss_bytes=worker.rss_bytes,
+                    busy=worker.busy,
+                    restarts=max(0, worker.state.epoch - 1),
+                )
+                for worker in self._workers.all()
+            ),
+            daemon_rss_bytes=machine.own_rss_bytes(),
+        )
