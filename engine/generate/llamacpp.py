@@ -27,7 +27,6 @@ from engine.fault import EngineFault
 from engine.generate.scheduler import Entry
 from engine.protocol import ModelFacts
 
-log = logging.getLogger(__name__)
 llama_log = logging.getLogger("llama.cpp")
 
 Row = npt.NDArray[np.float32]
@@ -36,9 +35,7 @@ GGUF_MAGIC = b"GGUF"
 BATCH_TOKENS = 512  # most tokens of one decode call
 UBATCH_TOKENS = 256  # most tokens of one graph: bounds the compute buffer
 
-# llama.cpp reports tuning hints and a line per repacked LoRA tensor as warnings: no operator can act on them.
-_LOG_LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.ERROR, 4: logging.DEBUG, 5: logging.DEBUG}
-_ERROR_LEVEL = 3
+_ERROR_LEVEL = 4  # GGML_LOG_LEVEL_ERROR
 _recent_errors: collections.deque[str] = collections.deque(maxlen=16)
 
 
@@ -47,8 +44,9 @@ def _on_log(level: int, text: bytes, _user_data: Any) -> None:
     line = text.decode(errors="replace").rstrip()
     if level == _ERROR_LEVEL:
         _recent_errors.append(line)
-    # Errors become exceptions with the text in them; logging them again would report everything twice.
-    llama_log.log(min(_LOG_LEVELS.get(level, logging.DEBUG), logging.INFO), "%s", line)
+    # Debug for all of it: errors become exceptions with the text in them, and the warnings are tuning hints and a line
+    # for every repacked LoRA tensor, which no operator can act on.
+    llama_log.debug("%s", line)
 
 
 class AdapterRefused(Exception):
