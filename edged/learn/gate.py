@@ -2,8 +2,8 @@
 
 The checks, in the order in which a refusal names them:
 
-    finite    every weight, every canary log-probability and every other figure is a finite number, and all canaries
-              are of the same probes
+    finite    the norm, every canary log-probability and every other figure is a finite number, and all canaries are
+              of the same probes
     norm      the effect of the adapter, |alpha/r BA| over all modules, is below a limit
     kl        KL of the candidate to its parent, as the trainer measured it on the batch, is below a limit
     canary    the served stack agrees with the trainer on fixed probes, and it moved as the trainer predicted
@@ -59,7 +59,6 @@ class Evidence:
     """What is known of a candidate. None where it could not be known: an imported adapter has no trainer's KL and no
     prediction. base: the fluency of version 0."""
 
-    weights_finite: bool
     norm: float
     kl_live: float | None
     served: Canary
@@ -132,7 +131,7 @@ def _not_comparable(evidence: Evidence) -> str | None:
 
 
 def _not_finite(evidence: Evidence) -> str | None:
-    if not evidence.weights_finite or not math.isfinite(evidence.norm):
+    if not math.isfinite(evidence.norm):
         return "the adapter holds numbers that are not finite"
     if not _all_finite(itertools.chain(*evidence.served)):
         return "the adapter makes the model answer with numbers that are not finite"

@@ -75,7 +75,6 @@ class Prover:
         fluency = await self._judge_answers(staged)
         await self._keep(adapter.version, fluency)
         evidence = gate.Evidence(
-            weights_finite=True,
             norm=norm,
             kl_live=None if result is None else result.metrics["kl/live"],
             served=staged.canary,
@@ -150,7 +149,7 @@ class Prover:
 
 
 def _weigh(folder: Path, base: BaseShape) -> float:
-    """The norm of the adapter. Blocking: reads the folder. Raises AdapterError, also for weights that are not finite."""
+    """The norm of the adapter. Blocking: reads the folder. Raises AdapterError: damaged, or not finite."""
     weights, _ = load_adapter_folder(folder, base)
     weights.check_finite()
     return weights.norm()

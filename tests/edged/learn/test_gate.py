@@ -26,7 +26,6 @@ MOVED_CANARY = ((-0.5, -2.5), (-1.0,))  # 0.5 nats a token away, in a direction 
 def evidence(**changes: Any) -> Evidence:
     """A good candidate that was trained here."""
     values: dict[str, Any] = {
-        "weights_finite": True,
         "norm": 5.0,
         "kl_live": 0.1,
         "served": MOVED_CANARY,
@@ -84,7 +83,7 @@ def test_an_imported_adapter_is_judged_without_a_prediction() -> None:
             r"repeat themselves: 0.45 .* 0.90 for the live.*\(gate.distinct_drop",
         ),
         ({"fluency": fluent(empty_share=0.625)}, "62% of its answers to the fixed prompts are empty"),
-        ({"weights_finite": False}, "the adapter holds numbers that are not finite"),
+        ({"norm": math.inf}, "the adapter holds numbers that are not finite"),
     ],
 )
 def test_each_check_refuses_with_a_sentence_that_names_its_limit(changes: dict[str, Any], reason: str) -> None:
@@ -173,7 +172,6 @@ FLUENCIES = st.builds(
 )
 EVIDENCES = st.builds(
     Evidence,
-    weights_finite=st.booleans(),
     norm=st.floats(0, 30),
     kl_live=st.none() | st.floats(-0.1, 1),
     served=ROWS,
@@ -194,7 +192,6 @@ def test_an_accepted_candidate_is_within_every_limit(found: Evidence) -> None:
     assert all(math.isfinite(value) for value in judgement.metrics.values())
     if not judgement.accepted:
         return
-    assert found.weights_finite
     assert found.norm <= LIMITS.norm_max
     assert found.kl_live is None or found.kl_live <= LIMITS.live_kl_max
     assert all(math.isfinite(value) for row in (*found.served, *found.served_live) for value in row)
