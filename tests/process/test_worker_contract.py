@@ -5,6 +5,7 @@ Most tests share one worker process a kind; those that end a process start their
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -21,8 +22,8 @@ import pytest
 import zmq
 
 from adapters.folder import write_adapter_folder
-from adapters.llamacpp_format import read_base_shape
-from adapters.manifest import file_sha256
+from adapters.llamacpp_format import load_gguf_adapter, read_base_shape, save_gguf_adapter
+from adapters.manifest import MANIFEST_FILE, describe_files, file_sha256, manifest_bytes, parse_manifest
 from adapters.weights import AdapterWeights
 from engine import protocol
 from engine.protocol import AdapterRef, ChatMessage, Message, ProbeText, Sampling
@@ -407,6 +408,84 @@ def test_a_truncated_adapter_is_not_staged(serving: Worker, kind: Kind, packaged
     failed = stage(serving, AdapterRef(version=5, folder=str(folder)))
     assert isinstance(failed, protocol.StageFailed)
     assert failed.code == "adapter_unreadable"
+
+
+REAL = pytest.mark.parametrize("kind", [pytest.param("real", marks=pytest.mark.real_model)], scope="module")
+
+
+@REAL
+def test_an_adapter_of_nan_is_not_staged_and_answers_go_on(
+    serving: Worker, kind: Kind, packaged_model: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "adapter"
+    write_adapter(folder, packaged_model, 6)
+    base = read_base_shape(packaged_model)
+    whole, _ = load_gguf_adapter(folder / "adapter.gguf", base)
+    broken = {module: (a, np.full_like(b, np.nan)) for module, (a, b) in whole.matrices.items()}
+    save_gguf_adapter(
+        folder / "adapter.gguf",
+        AdapterWeights(base=base, rank=4, alpha=8.0, matrices=broken),
+        version=6,
+        parent=None,
+        base_sha256="0" * 64,
+    )
+    published = parse_manifest((folder / MANIFEST_FILE).read_bytes())
+    changed = dataclasses.replace(published, files=describe_files(folder))
+    (folder / MANIFEST_FILE).write_bytes(manifest_bytes(changed))
+    failed = stage(serving, AdapterRef(version=6, folder=str(folder)))
+    assert isinstance(failed, protocol.StageFailed)
+    assert failed.code == "not_finite"
+    assert isinstance(route(serving, 6), protocol.RouteFailed)
+    check_request(ask(serving, chat()), 1)
+
+
+@REAL
+def test_staging_yields_to_running_answers(serving: Worker, kind: Kind, adapters: Callable[[int], AdapterRef]) -> None:
+    message = chat(max_tokens=500, temperature=1.5)
+    serving.send(message)
+    serving.expect(protocol.Begun)
+    serving.send(protocol.Stage(job_id="s", adapter=adapters(7), fluency_prompts=(), fluency_tokens=0, seed=1))
+    between = 0
+    while not isinstance(said := serving.receive(), protocol.Staged):
+        between += isinstance(said, protocol.Chunk)
+    assert between > 3
+    assert said.longest_gap_ms > 0
+    serving.send(protocol.Cancel(request_id=message.request_id))
+    serving.collect(message.request_id)
+
+
+@KINDS
+def test_twenty_swaps_under_load_lose_no_request(
+    serving: Worker, kind: Kind, adapters: Callable[[int], AdapterRef]
+) -> None:
+    live = versions(serving)
+    other = 8
+    assert isinstance(stage(serving, adapters(other)), protocol.Staged)
+    said: dict[str, list[Message]] = {}
+    routed: list[int] = []
+    open_requests = 0
+    while len(routed) < 20 or open_requests:
+        while open_requests < 6 and len(routed) < 20:
+            message = chat(n=1, max_tokens=4)
+            said[message.request_id] = []
+            serving.send(message)
+            open_requests += 1
+        match serving.receive():
+            case protocol.Routed(version=version):
+                routed.append(version)
+            case protocol.Beat():
+                pass
+            case protocol.RequestDone() as done:
+                said[done.request_id].append(done)
+                open_requests -= 1
+                if (len(said) - open_requests) % 3 == 0 and len(routed) < 20:
+                    live, other = other, live
+                    serving.send(protocol.Route(job_id=f"swap-{len(said)}", version=live))
+            case other_message:
+                said[getattr(other_message, "request_id", "")].append(other_message)
+    for messages in said.values():
+        check_request(messages, 1)
+    assert {begun.version for messages in said.values() for begun in of(messages, protocol.Begun)} == {live, other}
 
 
 # ------------------------------------------------------------------------------------------------------------ train
