@@ -1,8 +1,10 @@
 """Forward pass through the decoder's blocks, over sequences packed one behind the other.
 
-Sequences of any lengths lie in one [T, D] tensor without padding: positions restart at each, and attention runs
-sequence by sequence, so no token sees another sequence. The stream between blocks is float32, products are in the
-base's dtype. Frozen weights get no gradient and no copy; only the adapter's matrices and, through them, the stream do.
+Sequences of any lengths lie in one [T, D] tensor, one behind the other: positions restart at each, and attention runs
+sequence by sequence, so no token sees another sequence. Only the end is padded, by an eighth at most: the kernels of
+bfloat16 products are compiled for every row count they meet, which costs milliseconds and memory for each new one. The
+stream between blocks is float32, products are in the base's dtype. Frozen weights get no gradient and no copy; only the
+adapter's matrices and, through them, the stream do.
 
 The functions that save what backward needs are written out (norm, adapted linears, gated activation): for a frozen base
 they keep a third of what autograd would keep, and need fewer passes over memory, which is what bounds a small model.
@@ -25,6 +27,7 @@ from torch.utils.checkpoint import checkpoint
 from adapters.shape import BaseShape
 from engine.lora import Lora, Pair
 from engine.models import Base, Block, Linear
+from engine.train.attention import attend
 
 # A micro-batch above this keeps only the stream between blocks and computes each block again in backward.
 RECOMPUTE_ABOVE_TOKENS = 4096
@@ -35,9 +38,11 @@ _GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Packing:
-    """Where the sequences lie. cos, sin: [T, 1, d] in the base's dtype."""
+    """Where the sequences lie. n_rows: rows computed with, at least the tokens. cos, sin: [n_rows, 1, d] in the base's
+    dtype."""
 
     lengths: tuple[int, ...]
+    n_rows: int
     cos: torch.Tensor
     sin: torch.Tensor
 
@@ -46,12 +51,19 @@ class Packing:
         return sum(self.lengths)
 
 
+def round_up_rows(n: int) -> int:
+    """The row count to compute `n` rows with: eight steps an octave, none smaller than 32 rows."""
+    step = max(32, 1 << max(0, n.bit_length() - 4))
+    return -(-n // step) * step
+
+
 def pack(base: Base, lengths: Sequence[int]) -> Packing:
     """The packing of sequences of these lengths (tokens), positions starting at 0 in each."""
-    positions = torch.cat([torch.arange(n, device=base.device) for n in lengths])
+    n_rows = round_up_rows(sum(lengths))
+    positions = torch.cat([torch.arange(n, device=base.device) for n in (*lengths, n_rows - sum(lengths))])
     angles = positions[:, None].float() * base.inverse_frequencies  # [T, d / 2]
     angles = torch.cat((angles, angles), dim=-1)[:, None, :]
-    return Packing(tuple(lengths), angles.cos().to(base.dtype), angles.sin().to(base.dtype))
+    return Packing(tuple(lengths), n_rows, angles.cos().to(base.dtype), angles.sin().to(base.dtype))
 
 
 def embed(base: Base, ids: Sequence[int]) -> torch.Tensor:
@@ -69,12 +81,13 @@ def run_blocks(
         lora: adapter on these blocks, or None for the base alone.
     """
     recompute = torch.is_grad_enabled() and packing.n_tokens > RECOMPUTE_ABOVE_TOKENS
+    stream = F.pad(stream, (0, 0, 0, packing.n_rows - packing.n_tokens))
     for layer in range(first, last):
         if recompute:
             stream = checkpoint(_run_block, base, layer, stream, packing, lora, use_reentrant=False)
         else:
             stream = _run_block(base, layer, stream, packing, lora)
-    return stream
+    return stream[: packing.n_tokens]
 
 
 def final_norm(base: Base, stream: torch.Tensor) -> torch.Tensor:
@@ -110,14 +123,9 @@ def _attention(
     if block.head_norms is not None:
         q, k = (_norm(x.float(), weight, eps) for x, weight in zip((q, k), block.head_norms, strict=True))
     q, k = _rotate(q, packing), _rotate(k, packing)
-    grouped = shape.n_kv_heads != shape.n_heads
-    outputs = []
-    pieces = zip(*(x.split(packing.lengths) for x in (q, k, v)), strict=True)
-    for q_one, k_one, v_one in pieces:
-        q_one, k_one, v_one = (x.transpose(0, 1).unsqueeze(0) for x in (q_one, k_one, v_one))  # [1, H or K, t, d]
-        one = F.scaled_dot_product_attention(q_one, k_one, v_one, is_causal=True, enable_gqa=grouped)
-        outputs.append(one[0].transpose(0, 1))
-    return torch.cat(outputs).reshape(-1, shape.n_heads * shape.head_dim)
+    n_tokens, n_padding = packing.n_tokens, packing.n_rows - packing.n_tokens
+    attended = attend(q[:n_tokens], k[:n_tokens], v[:n_tokens], packing.lengths)
+    return F.pad(attended, (0, 0, 0, 0, 0, n_padding)).reshape(-1, shape.n_heads * shape.head_dim)
 
 
 def _rotate(x: torch.Tensor, packing: Packing) -> torch.Tensor:

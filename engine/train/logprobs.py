@@ -17,8 +17,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
-CHUNK_ROWS = 128  # bounds the float32 buffer: 128 * 49,152 * 4 B = 25 MB
+ROW_STEP = 32  # row counts are rounded up to it: see `engine.train.decoder`
+CHUNK_ROWS = 256  # bounds the float32 buffer of a lane: 256 * 49,152 * 4 B = 50 MB
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -87,7 +89,9 @@ class _TokenLogprobs(torch.autograd.Function):
             total = powers.sum(1, keepdim=True)
             logprobs[rows] = (chosen - highest - total.log())[:, 0]
             if slope is not None:
-                mean_row = torch.mm(powers.to(head.dtype), head) / total
+                padding = -powers.shape[0] % ROW_STEP
+                weights = F.pad(powers.to(head.dtype), (0, 0, 0, padding))
+                mean_row = torch.mm(weights, head)[: powers.shape[0]] / total
                 slope[rows] = ((head[tokens[rows]] - mean_row) / temperature).to(slope.dtype)
         ctx.save_for_backward(slope)
         return logprobs
@@ -101,12 +105,14 @@ class _TokenLogprobs(torch.autograd.Function):
 def _logit_chunks(hidden: torch.Tensor, head: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
     """(rows, float32[C, V] logits) of each chunk; the logits lie in a buffer that the next chunk overwrites."""
     n, (vocabulary, _) = hidden.shape[0], head.shape
-    products = torch.empty(min(n, CHUNK_ROWS), vocabulary, dtype=head.dtype, device=head.device)
+    products = torch.empty(CHUNK_ROWS, vocabulary, dtype=head.dtype, device=head.device)
     logits = products if head.dtype == torch.float32 else torch.empty_like(products, dtype=torch.float32)
     for start in range(0, n, CHUNK_ROWS):
         rows = slice(start, min(start + CHUNK_ROWS, n))
         n_rows = rows.stop - rows.start
-        torch.mm(hidden[rows], head.t(), out=products[:n_rows])
+        n_padded = min(-(-n_rows // ROW_STEP) * ROW_STEP, products.shape[0])
+        chunk = F.pad(hidden[rows], (0, 0, 0, n_padded - n_rows))
+        torch.mm(chunk, head.t(), out=products[:n_padded])
         if logits is not products:
             logits[:n_rows].copy_(products[:n_rows])
         yield rows, logits[:n_rows]
