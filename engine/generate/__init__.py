@@ -1,0 +1,8 @@
+"""The serve role: prompts in, sampled tokens and their log-probabilities out, adapters swapped under running requests.
+
+    worker      the loop            answering   requests            staging   adapters
+    scheduler   which tokens next   swap        which adapter where  sampling, text, answer   one token to its records
+    llamacpp    the C library       decoder     a context and its scheduler   prove   canaries and fluency
+
+`scheduler`, `cells`, `swap`, `sampling`, `text`, `answer` and `template` are pure; only `llamacpp` touches the library.
+"""

@@ -147,10 +147,6 @@ class Scheduler:
         return len(self._active)
 
     @property
-    def n_queued(self) -> int:
-        return len(self._queue)
-
-    @property
     def has_work(self) -> bool:
         return bool(self._queue or self._active)
 
@@ -159,13 +155,9 @@ class Scheduler:
         """Cells held or promised; at most the pool."""
         return self._cells.held + sum(sequence.growth for sequence in self._active.values())
 
-    def could_fit(self, n_tokens: int) -> bool:
-        """Whether a piece with this many tokens and room, together, fits into the empty pool."""
-        return n_tokens <= self._pool_tokens
-
     def submit(self, piece: Piece) -> None:
         """Queue `piece`. It must fit into the empty pool."""
-        if not self.could_fit(len(piece.tokens) + piece.room):
+        if len(piece.tokens) + piece.room > self._pool_tokens:
             raise ValueError(f"piece {piece.key!r} can never fit into a pool of {self._pool_tokens} tokens")
         self._queue.append(piece)
 

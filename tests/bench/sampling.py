@@ -179,7 +179,8 @@ def _speed(worker: Worker, n: int) -> dict[str, float]:
         began = time.perf_counter()
         for i in range(n):
             worker.send(_generate(f"speed-{n}-{repeat}-{i}", repeat * 16 + i))
-        done, first_token_s = [], 0.0
+        done: list[protocol.RequestDone] = []
+        first_token_s = 0.0
         while len(done) < n:
             message = worker.expect(protocol.Chunk, protocol.RequestDone)
             first_token_s = first_token_s or time.perf_counter() - began
@@ -224,9 +225,12 @@ def _swap_under_load(worker: Worker, folder: str, swaps: int) -> dict[str, Any]:
     """
     _stage_and_wait(worker, 2, folder)
     versions: dict[str, int] = {}
-    swap_ms, finished, failed, numbers = [], 0, 0, iter(range(10**6))
+    swap_ms: list[float] = []
+    finished = failed = 0
+    numbers = iter(range(10**6))
     running: set[str] = set()
-    live, last_chunk, gaps = 1, time.perf_counter(), []
+    gaps: list[float] = []
+    live, last_chunk = 1, time.perf_counter()
     while len(swap_ms) < swaps or running:
         while len(running) < 16 and len(swap_ms) < swaps:
             request_id = f"load-{next(numbers)}"

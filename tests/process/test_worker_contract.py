@@ -73,13 +73,14 @@ class Worker:
     def receive(self) -> Message:
         deadline = time.monotonic() + HANG_GUARD_S
         while time.monotonic() < deadline:
+            ended = self.process.poll() is not None  # asked first: what it said before it ended is here then
             if self.socket.poll(200):
                 identity, frame = self.socket.recv_multipart()
                 assert identity == f"{self.name}:{EPOCH}".encode()
                 epoch, message = protocol.decode(frame)
                 assert epoch == EPOCH
                 return message
-            assert self.process.poll() is None, f"the worker left with {self.process.returncode}"
+            assert not ended, f"the worker left with {self.process.returncode}"
         raise AssertionError("the worker says nothing")
 
     def expect(self, kind: type[M], *others: type[Message]) -> M:
