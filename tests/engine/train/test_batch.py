@@ -1,0 +1,78 @@
+"""What is trained on, and how it is cut."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.protocol import AdapterRef, EpisodeTokens, RatedEpisode
+from engine.train.batch import select, split_micro_batches, split_minibatches
+
+GOOD = RatedEpisode(
+    episode=EpisodeTokens(
+        episode_id=1,
+        prompt_ids=(3, 4),
+        completion_ids=(5, 6),
+        logprobs=(-0.5, -0.25),
+        temperature=0.7,
+        adapter=AdapterRef(version=0, folder=None),
+    ),
+    reward=0.5,
+    replay=False,
+)
+
+
+def changed(reward: float = 0.5, **fields: object) -> RatedEpisode:
+    return dataclasses.replace(GOOD, reward=reward, episode=dataclasses.replace(GOOD.episode, **fields))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("episode", "reason"),
+    [
+        (changed(completion_ids=(), logprobs=()), "empty"),
+        (changed(prompt_ids=()), "no_prompt"),
+        (changed(completion_ids=(5, 99)), "unknown_token"),
+        (changed(reward=float("nan")), "reward_not_finite"),
+        (changed(temperature=0.0), "greedy"),
+        (changed(logprobs=(-0.5, None)), "no_behaviour_logprob"),
+        (changed(logprobs=(-0.5,)), "no_behaviour_logprob"),
+        (changed(logprobs=(-0.5, -3.4e38)), "no_behaviour_logprob"),
+        (changed(logprobs=(-0.5, float("nan"))), "no_behaviour_logprob"),
+        (changed(logprobs=(-0.5, 0.5)), "no_behaviour_logprob"),
+        (GOOD, "repeated"),
+    ],
+)
+def test_t_tok_3_t_lp_7_an_unusable_episode_is_left_out_and_counted(episode: RatedEpisode, reason: str) -> None:
+    selection = select([GOOD, episode], n_vocab=50)
+    assert selection.used == (GOOD,)
+    assert selection.dropped == {reason: 1}
+
+
+@settings(deadline=None)
+@given(n=st.integers(1, 40), minibatches=st.integers(1, 8), seed=st.integers(0, 100))
+def test_every_episode_is_in_exactly_one_minibatch_of_an_epoch(n: int, minibatches: int, seed: int) -> None:
+    parts = split_minibatches(n, minibatches, torch.Generator().manual_seed(seed))
+    assert sorted(i for part in parts for i in part) == list(range(n))
+    assert len(parts) == min(n, minibatches)
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    assert parts == split_minibatches(n, minibatches, torch.Generator().manual_seed(seed))
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 2000), min_size=1, max_size=60))
+def test_every_episode_is_in_exactly_one_micro_batch_and_none_is_cut(lengths: list[int]) -> None:
+    parts = split_micro_batches(lengths)
+    assert sorted(i for part in parts for i in part) == list(range(len(lengths)))
+    assert all(parts)
+    mean_load = sum(lengths) / len(parts)
+    assert max(sum(lengths[i] for i in part) for part in parts) <= mean_load + max(lengths)
+
+
+def test_an_even_number_of_micro_batches_keeps_two_lanes_busy() -> None:
+    assert len(split_micro_batches([90] * 12)) == 2
+    assert len(split_micro_batches([90] * 24)) == 4
+    assert len(split_micro_batches([90])) == 1
