@@ -242,7 +242,7 @@ def _swap_under_load(worker: Worker, folder: str, swaps: int) -> dict[str, Any]:
             case protocol.RequestDone() as done:
                 running.discard(done.request_id)
                 finished += 1
-                if finished % 4 == 0 and len(swap_ms) < swaps:
+                if finished % 3 == 0 and len(swap_ms) < swaps:
                     live = 3 - live
                     worker.send(protocol.Route(job_id=f"swap-{finished}", version=live))
             case protocol.RequestFailed() as fail:
