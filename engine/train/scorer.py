@@ -61,6 +61,11 @@ class Scorer:
         self._known_bytes = 0
         self._adapters: collections.OrderedDict[int, Lora] = collections.OrderedDict()
 
+    @property
+    def n_cached(self) -> int:
+        """Episodes at hand."""
+        return len(self._known)
+
     def adapter(self, ref: AdapterRef) -> Lora | None:
         """The adapter of a version, read at most once while it is in use; None for the base.
 

@@ -1,0 +1,323 @@
+"""Jobs as folders: what an update changes and what it must not, replays, failures, and resuming from a checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from adapters.folder import load_adapter_folder
+from engine.lora import Lora
+from engine.models import Base
+from engine.protocol import RatedEpisode, TrainResult
+from engine.train import job as job_module
+from engine.train import update
+from engine.train.checkpoint import load_checkpoint
+from engine.train.job import JobFailed, run_job
+from engine.train.lanes import Lanes
+from engine.train.scorer import Scorer
+from tests.engine.train.conftest import MakeEpisodes
+from tests.engine.train.tiny import (
+    BASE,
+    BASE_SHA256,
+    LORA,
+    PPO,
+    hash_tree,
+    make_job,
+    publish_lora,
+    random_lora,
+    silent,
+    write_job,
+)
+
+
+def run(folder: Path, scorer: Scorer) -> TrainResult:
+    return run_job(folder, scorer, BASE_SHA256, silent)
+
+
+def hash_base(base: Base) -> list[int]:
+    tensors = [base.embedding, base.final_norm]
+    tensors += [linear.weight for block in base.blocks for linear in block.linears.values()]
+    return [hash(tensor.numpy().tobytes()) for tensor in tensors]
+
+
+def test_an_update_writes_a_complete_adapter_that_differs_from_its_parent(
+    scorer: Scorer, sample_episodes: MakeEpisodes, tmp_path: Path
+) -> None:
+    folder = write_job(tmp_path / "update-1", make_job(sample_episodes(12)))
+    result = run(folder, scorer)
+    weights, manifest = load_adapter_folder(folder / "out" / "adapter", scorer.base.config.shape)
+    assert (manifest.version, manifest.parent, manifest.base_sha256) == (1, 0, BASE_SHA256)
+    assert all(abs(b).max() > 0 for _, b in weights.matrices.values()), "T-LORA-1: every B has moved"
+    assert result.metrics["lora/norm"] == pytest.approx(weights.norm())
+    assert all(math.isfinite(value) for value in result.metrics.values())
+    assert result.canary != result.parent_canary
+    assert not (folder / "out.tmp").exists()
+    assert job_module.load_result(folder) == result
+
+
+def test_t_lp_3_at_the_first_step_the_ratio_is_one_and_nothing_is_clipped(
+    scorer: Scorer, sample_episodes: MakeEpisodes, tmp_path: Path
+) -> None:
+    one_step = dataclasses.replace(PPO, epochs=1, minibatches=1)
+    metrics = run(write_job(tmp_path / "job", make_job(sample_episodes(12), ppo=one_step)), scorer).metrics
+    assert metrics["ppo/ratio_max"] == pytest.approx(1.0, abs=1e-5)
+    assert metrics["ppo/ratio_mean"] == pytest.approx(1.0, abs=1e-5)
+    assert metrics["ppo/clip_frac"] == 0.0
+    assert metrics["ppo/approx_kl"] == pytest.approx(0.0, abs=1e-9)
+    assert metrics["ppo/first_kl"] == pytest.approx(0.0, abs=1e-9)
+    assert metrics["kl/reference_loss"] == pytest.approx(0.0, abs=1e-9), "T-KL-4: a fresh adapter has no effect"
+    assert metrics["is/weight_mean"] == pytest.approx(1.0, abs=1e-5)
+    assert metrics["grad_norm"] > 0, "T-PPO-7"
+
+
+def test_t_lp_3_the_ratio_is_one_after_saving_and_loading_an_adapter_too(
+    scorer: Scorer, sample_episodes: MakeEpisodes, tmp_path: Path
+) -> None:
+    parent = publish_lora(tmp_path / "v1", random_lora(scorer.base), 1)
+    one_step = dataclasses.replace(PPO, epochs=1, minibatches=1)
+    job = make_job(sample_episodes(10, adapter=parent), parent=parent, version=2, ppo=one_step)
+    metrics = run(write_job(tmp_path / "job", job), scorer).metrics
+    assert metrics["ppo/ratio_max"] == pytest.approx(1.0, abs=1e-5)
+    assert metrics["ppo/first_kl"] == pytest.approx(0.0, abs=1e-9)
+    assert metrics["kl/reference_loss"] > 0
+
+
+def test_t_lora_4_the_base_is_bit_identical_after_an_update(
+    scorer: Scorer, sample_episodes: MakeEpisodes, tmp_path: Path
+) -> None:
+    before = hash_base(scorer.base)
+    run(write_job(tmp_path / "job", make_job(sample_episodes(8))), scorer)
+    assert hash_base(scorer.base) == before
+
+
+def test_liked_answers_become_likelier_and_disliked_ones_less_likely(
+    scorer: Scorer, sample_episodes: MakeEpisodes, tmp_path: Path
+) -> None:
+    episodes = sample_episodes(16)
+    strong = dataclasses.replace(PPO, learning_rate=5e-3, epochs=4, kl_coef=0.0)
+    folder = write_job(tmp_path / "job", make_job(episodes, ppo=strong))
+    run(folder, scorer)
+    moved = logprob_moves(scorer, episodes, folder)
+    liked = [move for move, rated in zip(moved, episodes, strict=True) if rated.reward > 0]
+    disliked = [move for move, rated in zip(moved, episodes, strict=True) if rated.reward < 0]
+    assert sum(liked) / len(liked) > 0.05
+    assert sum(disliked) / len(disliked) < -0.05
+
+
+def logprob_moves(scorer: Scorer, episodes: list[RatedEpisode], folder: Path) -> list[float]:
+    """Per episode, by how much the update in `folder` raised the mean log-probability of its tokens."""
+    new = dataclasses.replace(BASE, version=1, folder=str(folder / "out" / "adapter"))
+    only = [rated.episode for rated in episodes]
+    before = scorer.measure(only, [BASE] * len(only), silent)
+    after = scorer.measure(only, [new] * len(only), silent)
+    return [float((b.scaled - a.scaled).mean()) for a, b in zip(before, after, strict=True)]
+
+
+def test_the_kl_penalty_keeps_the_policy_near_the_reference(
+    scorer: Scorer, sample_episodes: MakeEpisodes, tmp_path: Path
+) -> None:
+    episodes = sample_episodes(16)
+    kl = {}
+    for coefficient in (0.0, 5.0):
+        ppo = dataclasses.replace(PPO, learning_rate=5e-3, epochs=6, kl_coef=coefficient)
+        kl[coefficient] = run(write_job(tmp_path / f"job-{coefficient}", make_job(episodes, ppo=ppo)), scorer).metrics[
+            "kl/reference"
+        ]
+    assert kl[5.0] < kl[0.0] / 2
+
+
+def test_a_move_beyond_live_kl_max_stops_the_epochs_and_is_shortened(
+    scorer: Scorer, sample_episodes: MakeEpisodes, tmp_path: Path
+) -> None:
+    wild = dataclasses.replace(PPO, learning_rate=0.05, epochs=6, live_kl_max=0.05)
+    result = run(write_job(tmp_path / "job", make_job(sample_episodes(16), ppo=wild)), scorer)
+    assert result.metrics["kl/live"] <= 0.05
+    assert result.metrics["ppo/stopped_early"] == 1.0
+    assert result.metrics["ppo/steps"] < 12
+    assert result.metrics["ppo/move_share"] < 1.0
+
+
+def test_t_cr_2_the_critics_warm_up_leaves_the_actor_bit_identical(
+    scorer: Scorer, sample_episodes: MakeEpisodes, tmp_path: Path
+) -> None:
+    # No epoch at all: everything but the actor's own steps runs.
+    no_steps = dataclasses.replace(PPO, epochs=0, critic_warmup_steps=20)
+    folder = write_job(tmp_path / "job", make_job(sample_episodes(12), ppo=no_steps))
+    metrics = run(folder, scorer).metrics
+    weights, _ = load_adapter_folder(folder / "out" / "adapter", scorer.base.config.shape)
+    assert metrics["critic/warmup_steps"] == 20
+    assert all(not b.any() for _, b in weights.matrices.values())
+
+
+def test_two_runs_of_one_job_give_the_same_bytes_whatever_was_scored_before(
+    tiny_base: Base, sample_episodes: MakeEpisodes, tmp_path: Path
+) -> None:
+    episodes = sample_episodes(12)
+    trees, results = [], []
+    first = write_job(tmp_path / "first", make_job(episodes))
+    second = Path(shutil.copytree(first, tmp_path / "second"))
+    for folder, n_threads, ahead in ((first, 2, False), (second, 1, True)):
+        lanes = Lanes(n_threads, torch.device("cpu"))
+        fresh = Scorer(tiny_base, LORA.layers, lanes)
+        if ahead:  # in another order, and with strangers among them
+            fresh.score([rated.episode for rated in reversed(episodes + sample_episodes(5, seed=9))], BASE, silent)
+        results.append(dataclasses.replace(run(folder, fresh), seconds={}))
+        trees.append({k: v for k, v in hash_tree(folder / "out").items() if k != "result.msgpack"})
+        lanes.close()
+    assert trees[0] == trees[1]
+    assert results[0] == results[1]
+
+
+REPLAY = """
+import sys, torch
+from pathlib import Path
+from engine.models import load_folder
+from engine.train.job import run_job
+from engine.train.lanes import Lanes
+from engine.train.scorer import Scorer
+folder, model, sha = sys.argv[1:]
+scorer = Scorer(load_folder(Path(model), "float32", "cpu"), 2, Lanes(2, torch.device("cpu")))
+run_job(Path(folder), scorer, sha, lambda *_: None)
+"""
+
+
+def test_t_res_1_a_fresh_process_replays_a_job_to_the_same_bytes(
+    scorer: Scorer, sample_episodes: MakeEpisodes, tiny_folder: Path, tmp_path: Path
+) -> None:
+    first = write_job(tmp_path / "first", make_job(sample_episodes(12)))
+    second = Path(shutil.copytree(first, tmp_path / "second"))
+    (second / "out.tmp" / "adapter").mkdir(parents=True)  # what a killed run leaves
+    run(first, scorer)
+    arguments = [sys.executable, "-c", REPLAY, str(second), str(tiny_folder), BASE_SHA256]
+    subprocess.run(arguments, check=True, timeout=200, env={**os.environ, "PYTHONPATH": os.getcwd()})
+    trees = [hash_tree(folder / "out") for folder in (first, second)]
+    for tree in trees:
+        del tree["result.msgpack"]  # holds the seconds it took
+    assert trees[0] == trees[1]
+
+
+def test_a_finished_job_is_not_run_again(scorer: Scorer, sample_episodes: MakeEpisodes, tmp_path: Path) -> None:
+    folder = write_job(tmp_path / "job", make_job(sample_episodes(8)))
+    result = run(folder, scorer)
+    before = hash_tree(folder)
+    assert run(folder, scorer) == result
+    assert hash_tree(folder) == before
+
+
+def test_training_goes_on_from_adapter_and_checkpoint(
+    scorer: Scorer, sample_episodes: MakeEpisodes, tmp_path: Path
+) -> None:
+    first = write_job(tmp_path / "1", make_job(sample_episodes(12)))
+    run(first, scorer)
+    parent = dataclasses.replace(BASE, version=1, folder=str(first / "out" / "adapter"))
+    checkpoint = first / "out" / "checkpoint"
+    episodes = sample_episodes(12, seed=2, adapter=parent)
+    job = make_job(episodes, version=2, parent=parent, checkpoint=str(checkpoint))
+    second = write_job(tmp_path / "2", job)
+    metrics = run(second, scorer).metrics
+    assert metrics["critic/warmup_steps"] == 0
+    lora = scorer.adapter(parent)
+    assert lora is not None
+    adam, critic = load_checkpoint(
+        second / "out" / "checkpoint", lora, scorer.base.config.shape.n_embd, torch.device("cpu")
+    )
+    assert adam.steps == 8
+    assert critic.adam.steps == PPO.critic_warmup_steps + 8
+
+
+def failing(folder: Path, scorer: Scorer) -> JobFailed:
+    with pytest.raises(JobFailed) as caught:
+        run(folder, scorer)
+    assert sorted(path.name for path in folder.iterdir()) == ["job.msgpack"], "nothing was written"
+    return caught.value
+
+
+def test_a_batch_without_usable_episodes_fails_as_batch_empty(
+    scorer: Scorer, sample_episodes: MakeEpisodes, tmp_path: Path
+) -> None:
+    (rated,) = sample_episodes(1)
+    missing = dataclasses.replace(rated.episode, logprobs=(None,) * len(rated.episode.completion_ids))
+    job = make_job([dataclasses.replace(rated, episode=missing), dataclasses.replace(rated, reward=float("nan"))])
+    failure = failing(write_job(tmp_path / "job", job), scorer)
+    assert failure.code == "batch_empty"
+    assert failure.details == {"no_behaviour_logprob": 1, "reward_not_finite": 1}
+
+
+def test_dropped_episodes_are_counted_and_the_others_trained_on(
+    scorer: Scorer, sample_episodes: MakeEpisodes, tmp_path: Path
+) -> None:
+    episodes = sample_episodes(9)
+    episodes[4] = dataclasses.replace(
+        episodes[4], episode=dataclasses.replace(episodes[4].episode, completion_ids=(), logprobs=())
+    )
+    result = run(write_job(tmp_path / "job", make_job(episodes)), scorer)
+    assert result.dropped == {"empty": 1}
+    assert result.metrics["episodes"] == 8
+
+
+def test_a_number_that_is_not_finite_voids_the_update(
+    scorer: Scorer, sample_episodes: MakeEpisodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = update.completion_logprobs
+
+    def poisoned(*arguments: object) -> torch.Tensor:
+        return honest(*arguments) * float("nan")  # type: ignore[arg-type]
+
+    monkeypatch.setattr(update, "completion_logprobs", poisoned)
+    assert failing(write_job(tmp_path / "job", make_job(sample_episodes(8))), scorer).code == "not_finite"
+
+
+def test_an_adapter_full_of_nan_is_refused(scorer: Scorer, sample_episodes: MakeEpisodes, tmp_path: Path) -> None:
+    parent = publish_lora(tmp_path / "v1", random_lora(scorer.base), 1)
+    weights = tmp_path / "v1" / "adapter_model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-4:] = b"\xff\xff\xff\xff"
+    weights.write_bytes(data)
+    job = make_job(sample_episodes(8), parent=parent, version=2)
+    assert failing(write_job(tmp_path / "job", job), scorer).code == "not_finite"
+
+
+def test_an_adapter_of_another_model_is_refused(scorer: Scorer, sample_episodes: MakeEpisodes, tmp_path: Path) -> None:
+    wide = dataclasses.replace(scorer.base.config.shape, n_ff=64)
+    lora = random_lora(scorer.base)
+    matrices = {m: (a.clone(), b.clone()) for m, (a, b) in lora.matrices.items()}
+    for module in list(matrices):
+        n_out, n_in = wide.module_shape(module)
+        matrices[module] = (torch.ones(4, n_in), torch.ones(n_out, 4))
+    parent = publish_lora(tmp_path / "v1", Lora(shape=wide, rank=4, alpha=8.0, matrices=matrices), 1)
+    job = make_job(sample_episodes(8), parent=parent, version=2)
+    assert failing(write_job(tmp_path / "job", job), scorer).code == "adapter_mismatch"
+
+
+def test_a_job_for_another_base_or_no_job_at_all_is_refused(
+    scorer: Scorer, sample_episodes: MakeEpisodes, tmp_path: Path
+) -> None:
+    other = write_job(tmp_path / "other", make_job(sample_episodes(8), base_sha256="6" * 64))
+    assert failing(other, scorer).code == "bad_job"
+    torn = write_job(tmp_path / "torn", make_job(sample_episodes(8)))
+    data = (torn / "job.msgpack").read_bytes()
+    (torn / "job.msgpack").write_bytes(data[: len(data) // 2])
+    assert failing(torn, scorer).code == "bad_job"
+    missing = make_job(sample_episodes(8), checkpoint=str(tmp_path / "nowhere"))
+    assert failing(write_job(tmp_path / "missing", missing), scorer).code == "bad_job"
+
+
+def test_a_full_disk_leaves_nothing_behind(
+    scorer: Scorer, sample_episodes: MakeEpisodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(job_module, "publish_folder", full)
+    folder = write_job(tmp_path / "job", make_job(sample_episodes(8)))
+    with pytest.raises(OSError, match="No space left"):
+        run(folder, scorer)
+    assert sorted(path.name for path in folder.iterdir()) == ["job.msgpack"]

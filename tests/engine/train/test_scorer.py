@@ -1,0 +1,104 @@
+"""Scores against transformers' own log-probabilities, and what the cache may and may not change."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+import transformers
+
+from engine.protocol import ProbeTokens
+from engine.train import scorer as scorer_module
+from engine.train.scorer import Scorer
+from tests.engine.train.conftest import MakeEpisodes
+from tests.engine.train.tiny import BASE, peer_logprobs, publish_lora, random_lora, silent
+
+
+def test_t_lp_2_measures_are_those_of_transformers_at_the_sampling_temperature(
+    scorer: Scorer, sample_episodes: MakeEpisodes, tiny_peer: Any
+) -> None:
+    episodes = [rated.episode for rated in sample_episodes(5)]
+    for episode, measure in zip(episodes, scorer.measure(episodes, [BASE] * 5, silent), strict=True):
+        ids, n = episode.prompt_ids + episode.completion_ids, len(episode.completion_ids)
+        torch.testing.assert_close(measure.scaled, peer_logprobs(tiny_peer, ids, n, 0.7), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(measure.raw, peer_logprobs(tiny_peer, ids, n, 1.0), rtol=1e-4, atol=1e-4)
+
+
+def test_a_score_holds_means_over_the_right_tokens(
+    scorer: Scorer, sample_episodes: MakeEpisodes, tiny_folder: Path, tiny_peer: Any, tmp_path: Path
+) -> None:
+    adapter = publish_lora(tmp_path / "v3", random_lora(scorer.base), 3)
+    (rated,) = sample_episodes(1, adapter=adapter)
+    n = len(rated.episode.completion_ids)
+    ending = dataclasses.replace(
+        rated.episode, completion_ids=(*rated.episode.completion_ids[:-1], 2), logprobs=(-1.0,) * n
+    )
+    (score,) = scorer.score([ending], BASE, silent)
+    ids = ending.prompt_ids + ending.completion_ids
+    plain = transformers.LlamaForCausalLM.from_pretrained(tiny_folder, dtype=torch.float32)
+    adapted = peft.PeftModel.from_pretrained(plain, str(adapter.folder)).eval()
+    own, reference = peer_logprobs(adapted, ids, n, 1.0), peer_logprobs(tiny_peer, ids, n, 1.0)
+    sampled = peer_logprobs(adapted, ids, n, 0.7)
+    assert score.n_tokens == n
+    assert score.reference_logprob == pytest.approx(float(reference[:-1].mean()), abs=1e-4)  # the last token is EOS
+    assert score.kl == pytest.approx(float((own - reference).mean()), abs=1e-4)
+    assert score.engine_gap == pytest.approx(float((sampled + 1.0).abs().mean()), abs=1e-4)
+
+
+def test_what_cannot_be_known_of_an_episode_is_none(scorer: Scorer, sample_episodes: MakeEpisodes) -> None:
+    (rated,) = sample_episodes(1)
+    n = len(rated.episode.completion_ids)
+    change = dataclasses.replace
+    only_eos = change(rated.episode, episode_id=71, completion_ids=(2,), logprobs=(-1.0,))
+    nothing = change(rated.episode, episode_id=72, completion_ids=(), logprobs=())
+    unknown = change(rated.episode, episode_id=73, logprobs=(None,) * n)
+    greedy = change(rated.episode, episode_id=74, temperature=0.0, logprobs=(0.0,) * n)
+    scores = scorer.score([only_eos, nothing, unknown, greedy], BASE, silent)
+    assert scores[0].reference_logprob is None
+    assert (scores[1].n_tokens, scores[1].reference_logprob, scores[1].kl, scores[1].engine_gap) == (0, None, 0.0, None)
+    assert scores[2].engine_gap is None
+    assert scores[3].engine_gap is None
+
+
+def test_forgetting_changes_no_number(
+    scorer: Scorer, sample_episodes: MakeEpisodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    episodes = [rated.episode for rated in sample_episodes(6)]
+    before = scorer.score(episodes, BASE, silent)
+    monkeypatch.setattr(scorer_module, "CACHE_BYTES", 1)
+    others = [rated.episode for rated in sample_episodes(3, seed=5)]
+    scorer.score(others, BASE, silent)
+    assert scorer.n_cached == 3, "those in use are kept, the others forgotten"
+    assert scorer.score(episodes, BASE, silent) == before
+
+
+def test_an_episode_number_that_comes_with_other_tokens_is_another_episode(
+    scorer: Scorer, sample_episodes: MakeEpisodes
+) -> None:
+    first, second = (rated.episode for rated in sample_episodes(2))
+    expected = scorer.measure([second], [BASE], silent)[0].raw
+    scorer.measure([first], [BASE], silent)
+    disguised = dataclasses.replace(second, episode_id=first.episode_id)
+    assert torch.equal(scorer.measure([disguised], [BASE], silent)[0].raw, expected)
+
+
+def test_an_adapter_below_the_usual_layers_is_scored_too(
+    scorer: Scorer, sample_episodes: MakeEpisodes, tiny_folder: Path, tmp_path: Path
+) -> None:
+    adapter = publish_lora(tmp_path / "v4", random_lora(scorer.base, layers=0), 4)
+    (rated,) = sample_episodes(1)
+    plain = transformers.LlamaForCausalLM.from_pretrained(tiny_folder, dtype=torch.float32)
+    adapted = peft.PeftModel.from_pretrained(plain, str(adapter.folder)).eval()
+    ids, n = rated.episode.prompt_ids + rated.episode.completion_ids, len(rated.episode.completion_ids)
+    (found,) = scorer.measure([rated.episode], [adapter], silent)
+    torch.testing.assert_close(found.raw, peer_logprobs(adapted, ids, n, 1.0), rtol=1e-4, atol=1e-4)
+
+
+def test_probes_are_scored_at_temperature_one(scorer: Scorer, tiny_peer: Any) -> None:
+    probe = ProbeTokens(prompt_ids=(4, 5, 6), completion_ids=(7, 8))
+    (found,) = scorer.measure_probes([probe], None, silent)
+    assert found == pytest.approx(peer_logprobs(tiny_peer, (4, 5, 6, 7, 8), 2, 1.0).tolist(), abs=1e-4)
