@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 HOLD_FIRST_S = 60.0  # after the trainer could not start at all; doubles up to HOLD_MAX_S
 HOLD_MAX_S = 3600.0
+PROBES_POLL_S = 1.0  # while the serve worker, which tokenises the probes, is starting
 UNUSED_ROWS = 512  # of rated choices that one decision looks at
 
 
@@ -109,7 +110,7 @@ class Learner:
             if decision.batch:
                 self.switches.asked = False
                 await self._begin(decision.batch, view)
-            else:
+            elif not decision.drops:  # after drops the next rows come into view
                 await self._sleep(decision.wake_at)
 
     async def _sleep(self, wake_at: float | None) -> None:
@@ -132,14 +133,20 @@ class Learner:
         decision = plan.decide(await self._view(asked=True), time.time(), self._settings().rules)
         if decision.batch:
             self.switches.asked = True
+            self._held_until = 0.0
             self.wake()
         return bool(decision.batch), decision.why
 
     async def _view(self, *, asked: bool) -> plan.View:
         settings = self._settings()
         versions = await asyncio.to_thread(self._folders.versions)
+        rows = max(UNUSED_ROWS, settings.rules.batch_ratings)
+        unused = await self._ratings.unused_rated(rows)
+        while len(unused) == rows and not plan.has_contrast(unused):  # it may lie behind any number of equal ratings
+            rows *= 2
+            unused = await self._ratings.unused_rated(rows)
         return plan.View(
-            unused=await self._ratings.unused_rated(UNUSED_ROWS),
+            unused=unused,
             base_sha256=self._base_sha256,
             newest_version=await self._lineage.newest_version(),
             versions_on_disk=frozenset({0, *versions}),
@@ -155,15 +162,31 @@ class Learner:
         decision = plan.decide(view, now, self._settings().rules)
         if decision.drops:
             await self._ratings.drop([(choice.feedback_id, reason) for choice, reason in decision.drops])
-        if now < self._held_until:
-            decision = dataclasses.replace(decision, batch=(), want_trainer=False)
-        elif decision.want_trainer:
+        elif not decision.batch:
+            self.switches.asked = False
+        decision = self._as_possible(decision, now)
+        if decision.want_trainer:
             self._trainer.warm_up()
         self.ratings_until_update = decision.ratings_until_update
         if not decision.batch:
-            self.switches.asked = False
             self._show(decision.state, decision.why)
         return decision, view
+
+    def _as_possible(self, decision: plan.Decision, now: float) -> plan.Decision:
+        """The decision, without its batch while the workers cannot carry it out."""
+        if now < self._held_until and decision.want_trainer:
+            return dataclasses.replace(
+                decision, state="paused", batch=(), want_trainer=False, why="the train worker could not run"
+            )
+        if decision.batch and not self._probes():
+            return dataclasses.replace(
+                decision,
+                state="collecting",
+                batch=(),
+                wake_at=now + PROBES_POLL_S,
+                why="the serve worker is starting",
+            )
+        return decision
 
     def _show(self, state: plan.LearnerState, why: str) -> None:
         if (state, why) != (self.state, self.why):
@@ -193,13 +216,13 @@ class Learner:
         await self._carry(update, max(choice.rated_at for choice in batch))
 
     async def _carry(self, update: Update, rated_at: float | None = None) -> None:
-        job = await asyncio.to_thread(self._folders.read_job, update.id)
-        if job is None:  # killed between the plan and the job file: nothing was trained, so the ratings are still new
-            finished = await self._updates.finish(
-                update.id, verdict="skipped", reason="cut off before its job was written", seconds={}, metrics={},
-                now=time.time(), publish=None, caller=LEARNER,
-            )  # fmt: skip
-            self._on_finished(finished)
+        try:
+            job = await asyncio.to_thread(self._folders.read_job, update.id)
+        except protocol.WireError as error:
+            await self._give_back(update, f"its job cannot be read: {error}")
+            return
+        if job is None:
+            await self._give_back(update, "cut off before its job was written")
             return
         try:
             finished = await self._updater.carry(update, job, rated_at)
@@ -207,12 +230,27 @@ class Learner:
             self._held_until = time.time() + self._hold_s
             log.error("the train worker cannot run, next try in %.0f s: %s", self._hold_s, fault)
             self._hold_s = min(HOLD_MAX_S, self._hold_s * 2)
-            finished = await self._updates.finish(
-                update.id, verdict="skipped", reason=f"the train worker cannot run: {fault}", seconds={}, metrics={},
-                now=time.time(), publish=None, caller=LEARNER,
-            )  # fmt: skip
-        else:
-            self._hold_s = HOLD_FIRST_S
+            await self._give_back(update, f"the train worker cannot run: {fault}")
+            return
+        self._hold_s = HOLD_FIRST_S
+        self._tell(finished)
+
+    async def _give_back(self, update: Update, reason: str) -> None:
+        """End an update that trained nothing: its ratings wait for the next one."""
+        finished = await self._updates.finish(
+            update.id,
+            verdict="skipped",
+            reason=reason,
+            seconds={},
+            metrics={},
+            now=time.time(),
+            publish=None,
+            caller=LEARNER,
+        )
+        await asyncio.to_thread(self._folders.clear_job, update.id)
+        self._tell(finished)
+
+    def _tell(self, finished: Update) -> None:
         log.info("update %d: v%d %s (%s)", finished.id, finished.version, finished.verdict, finished.reason)
         self._on_finished(finished)
 
@@ -223,10 +261,10 @@ class Learner:
         replayed: tuple[RatedChoice, ...],
         settings: LearnSettings,
     ) -> protocol.TrainJob:
-        """Everything that the update depends on."""
+        """Everything that the update depends on. Episodes that were deleted meanwhile are left out."""
         choices = (*batch, *replayed)
         versions = await asyncio.to_thread(self._folders.versions)
-        episodes = await self._episodes.get([choice.episode_id for choice in choices])
+        found = {episode.id: episode for episode in await self._episodes.get([choice.episode_id for choice in choices])}
         checkpoint = await asyncio.to_thread(self._folders.checkpoint, update.parent_version)
         return protocol.TrainJob(
             job_id=f"update-{update.id}",
@@ -236,11 +274,12 @@ class Learner:
             checkpoint=None if checkpoint is None else str(checkpoint),
             episodes=tuple(
                 protocol.RatedEpisode(
-                    episode=tokens_of(episode, self._folders.reference_to(episode.version, versions)),
+                    episode=tokens_of(found[choice.episode_id], self._folders.reference_to(choice.version, versions)),
                     reward=reward.reward_of(choice.rating, clip=settings.reward_clip),
                     replay=index >= len(batch),
                 )
-                for index, (episode, choice) in enumerate(zip(episodes, choices, strict=True))
+                for index, choice in enumerate(choices)
+                if choice.episode_id in found
             ),
             probes=self._probes(),
             ppo=settings.ppo,

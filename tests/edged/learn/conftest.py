@@ -26,7 +26,7 @@ from edged.learn.plan import Rules
 from edged.learn.proving import Prover, ProvingSettings
 from edged.learn.trainer import Trainer
 from edged.learn.updating import Updater
-from edged.records import Caller, Episode, NewFeedback, Update
+from edged.records import Caller, Episode, Feedback, NewFeedback, Update
 from edged.store.store import Store
 from engine import protocol
 
@@ -356,26 +356,29 @@ class Box:
 
     async def rate(self, *ratings: float, **changes: Any) -> list[str]:
         """Store an episode for each rating, and the rating; the feedback ids."""
-        feedback_ids = []
-        for rating in ratings:
-            completion_id, _ = await self.answer(**changes)
-            feedback, _ = await self.store.feedback.add(
-                NewFeedback(
-                    completion_id=completion_id,
-                    choice=0,
-                    rating=rating,
-                    correction=None,
-                    reason=None,
-                    user=changes.get("user"),
-                    tags=(),
-                    source="api",
-                    caller="uid:1000",
-                ),
-                idempotency_key=None,
-            )
-            feedback_ids.append(feedback.id)
+        answers = await asyncio.gather(*[self.answer(**changes) for _ in ratings])
+        stored = await self.store.feedback.add_many(
+            [
+                self.feedback_on(completion_id, rating, changes.get("user"))
+                for (completion_id, _), rating in zip(answers, ratings, strict=True)
+            ]
+        )
         self.learner.wake()
-        return feedback_ids
+        return [feedback.id for feedback in stored if isinstance(feedback, Feedback)]
+
+    def feedback_on(self, completion_id: str, rating: float = 1.0, user: str | None = None) -> NewFeedback:
+        """A rating as it comes in."""
+        return NewFeedback(
+            completion_id=completion_id,
+            choice=0,
+            rating=rating,
+            correction=None,
+            reason=None,
+            user=user,
+            tags=(),
+            source="api",
+            caller="uid:1000",
+        )
 
     async def plan(self, n: int = 2) -> tuple[Update, protocol.TrainJob]:
         """An update of `n` fresh ratings, planned and with its job on disk, as the learner leaves it."""

@@ -1,0 +1,451 @@
+"""The learner's loop on a real store: what ratings lead to, and what a start after a crash takes up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from edged.learn import learner as learner_module
+from edged.learn import updating
+from engine import protocol
+
+InBox = Callable[[Callable[[Any], Awaitable[None]]], None]
+UP_AND_DOWN = [1.0, -1.0] * 8
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(updating, "PROVING_PAUSE_S", 0.0)
+    monkeypatch.setattr(learner_module, "PROBES_POLL_S", 0.01)
+
+
+@contextlib.asynccontextmanager
+async def running(box: Any) -> AsyncIterator[None]:
+    """The learner's loop, until the block ends; a loop that failed fails the test."""
+    task = asyncio.create_task(box.learner.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def learned(box: Any, n_updates: int = 1) -> None:
+    """Run the loop until `n_updates` have a verdict."""
+    async with running(box):
+        await box.until(lambda: len(box.finished) >= n_updates)
+
+
+def job_of(box: Any, update_id: int = 1) -> protocol.TrainJob:
+    job: protocol.TrainJob = box.folders.read_job(update_id)
+    return job
+
+
+def keep_jobs(box: Any) -> list[protocol.TrainJob]:
+    """Every job that the trainer is given from now on."""
+    jobs: list[protocol.TrainJob] = []
+    send = box.worker.send
+
+    def watched(message: protocol.Message) -> None:
+        if isinstance(message, protocol.Train):
+            jobs.append(job_of(box, int(message.job_id.removeprefix("update-"))))
+        send(message)
+
+    box.worker.send = watched
+    return jobs
+
+
+def test_sixteen_ratings_make_one_update(in_box: InBox) -> None:
+    async def scenario(box: Any) -> None:
+        async with running(box):
+            await box.rate(*UP_AND_DOWN[:15])
+            await box.until(lambda: box.learner.ratings_until_update == 1)
+            assert (box.learner.state, box.finished) == ("collecting", [])
+            await box.rate(-1.0)
+            await box.until(lambda: bool(box.finished))
+            await box.until(lambda: box.learner.state == "idle")
+        (update,) = box.finished
+        assert (update.verdict, update.version, len(update.new_episode_ids)) == ("published", 1, 16)
+        assert box.store.lineage.live().version == 1
+        assert box.learner.ratings_until_update == 16
+
+    in_box(scenario)
+
+
+def test_a_job_holds_everything_that_the_update_depends_on(in_box: InBox) -> None:
+    async def scenario(box: Any) -> None:
+        jobs = keep_jobs(box)
+        await box.rate(*UP_AND_DOWN)
+        await learned(box)
+        (job,) = jobs
+        base = protocol.AdapterRef(version=0, folder=None)
+        assert (job.job_id, job.version, job.parent, job.reference, job.checkpoint) == (
+            "update-1",
+            1,
+            base,
+            base,
+            None,
+        )
+        assert (job.probes, job.lora, job.seed, job.threads, job.base_sha256) == (
+            box.PROBES,
+            box.LORA,
+            41,
+            1,
+            box.BASE_SHA256,
+        )
+        assert job.created_at == box.finished[0].created_at
+        assert [rated.reward for rated in job.episodes] == UP_AND_DOWN
+        assert not any(rated.replay for rated in job.episodes)
+        first = job.episodes[0].episode
+        assert (first.prompt_ids, first.completion_ids, first.logprobs) == ((1, 2, 3), (4, 5), (-0.5, -0.25))
+        assert first.adapter == base
+
+    in_box(scenario)
+
+
+def test_the_next_update_starts_from_the_live_version_and_replays_older_ratings(in_box: InBox) -> None:
+    async def scenario(box: Any) -> None:
+        jobs = keep_jobs(box)
+        await box.rate(*UP_AND_DOWN)
+        await learned(box)
+        await box.rate(*UP_AND_DOWN, version=1)
+        await learned(box, 2)
+        job = jobs[1]
+        assert (job.parent.version, job.checkpoint) == (1, str(box.folders.checkpoint(1)))
+        assert [rated.replay for rated in job.episodes] == [False] * 16 + [True] * 8
+        assert {rated.episode.adapter.version for rated in job.episodes[:16]} == {1}
+        assert {rated.episode.adapter.version for rated in job.episodes[16:]} == {0}
+        assert len({rated.episode.episode_id for rated in job.episodes}) == 24
+
+    in_box(scenario)
+
+
+def test_a_rating_that_was_trained_on_counts_once(in_box: InBox) -> None:
+    async def scenario(box: Any) -> None:
+        await box.rate(*UP_AND_DOWN)
+        await learned(box)
+        async with running(box):
+            for completion in await box.store.episodes.list(after=0, limit=100, version=None, rated=True):
+                await box.store.feedback.add(
+                    dataclasses.replace(box.feedback_on(completion[0].completion_id), rating=0.5),
+                    idempotency_key=None,
+                )
+            box.learner.wake()
+            await box.until(lambda: box.learner.state == "idle")
+        assert box.learner.ratings_until_update == 16
+        assert len(box.finished) == 1
+
+    in_box(scenario)
+
+
+def test_equal_ratings_wait_for_contrast_and_join_the_next_batch(in_box: InBox) -> None:
+    async def scenario(box: Any) -> None:
+        async with running(box):
+            await box.rate(*[1.0] * 17)
+            await box.until(lambda: box.learner.state == "waiting_for_contrast")
+            assert box.finished == []
+            await box.rate(-1.0)
+            await box.until(lambda: bool(box.finished))
+        assert len(box.finished[0].new_episode_ids) == 18
+
+    in_box(scenario)
+
+
+def test_contrast_is_found_behind_any_number_of_equal_ratings(in_box: InBox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learner_module, "UNUSED_ROWS", 4)
+
+    async def scenario(box: Any) -> None:
+        await box.rate(*[1.0] * 30, -1.0)
+        await learned(box)
+        assert len(box.finished[0].new_episode_ids) == 31
+
+    in_box(scenario)
+
+
+def test_a_batch_may_be_larger_than_what_one_decision_looks_at_by_default(
+    in_box: InBox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learner_module, "UNUSED_ROWS", 4)
+
+    async def scenario(box: Any) -> None:
+        await box.rate(*UP_AND_DOWN)
+        await learned(box)
+        assert len(box.finished[0].new_episode_ids) == 16
+
+    in_box(scenario)
+
+
+def test_what_cannot_be_trained_on_is_counted_by_its_reason(in_box: InBox) -> None:
+    async def scenario(box: Any) -> None:
+        await box.rate(1.0, temperature=0.0)
+        await box.rate(1.0, -1.0, top_k=40)
+        await box.rate(1.0, base_sha256="c" * 64)
+        async with running(box):
+            await box.until(lambda: sum(box.store.feedback.drop_counts().values()) == 4)
+        assert box.store.feedback.drop_counts() == {"greedy": 1, "cut_support": 2, "other_base": 1}
+        assert box.store.feedback.counts() == (4, 4)
+
+    in_box(scenario)
+
+
+def test_ratings_behind_many_that_cannot_be_used_are_reached(in_box: InBox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learner_module, "UNUSED_ROWS", 16)
+
+    async def scenario(box: Any) -> None:
+        await box.rate(*[1.0] * 40, base_sha256="c" * 64)
+        await box.rate(*UP_AND_DOWN)
+        await learned(box)
+        assert box.store.feedback.drop_counts() == {"other_base": 40}
+
+    in_box(scenario)
+
+
+def test_the_trainer_is_started_at_half_a_batch(in_box: InBox) -> None:
+    async def scenario(box: Any) -> None:
+        async with running(box):
+            await box.rate(*UP_AND_DOWN[:7])
+            await box.until(lambda: box.learner.ratings_until_update == 9)
+            assert box.worker.starts_total == 0
+            await box.rate(1.0)
+            await box.until(lambda: box.worker.starts_total == 1)
+
+    in_box(scenario)
+
+
+# ------------------------------------------------------------------------------------------------------- switches
+
+
+def test_while_paused_nothing_is_trained_and_afterwards_it_is(in_box: InBox) -> None:
+    async def scenario(box: Any) -> None:
+        async with running(box):
+            box.learner.pause(True)
+            await box.rate(*UP_AND_DOWN)
+            await box.until(lambda: box.learner.state == "paused")
+            assert (box.finished, box.worker.starts_total) == ([], 0)
+            box.learner.pause(False)
+            await box.until(lambda: bool(box.finished))
+
+    in_box(scenario)
+
+
+def test_a_pin_stops_learning_until_it_is_taken_back(in_box: InBox) -> None:
+    async def scenario(box: Any) -> None:
+        lineage = box.store.lineage
+        await lineage.set_pinned(True, version=0, if_live=None, caller=box.OPERATOR)
+        async with running(box):
+            await box.rate(*UP_AND_DOWN)
+            await box.until(lambda: box.learner.why == "a version is pinned")
+            await lineage.set_pinned(False, version=0, if_live=None, caller=box.OPERATOR)
+            box.learner.wake()
+            await box.until(lambda: bool(box.finished))
+
+    in_box(scenario)
+
+
+def test_learning_that_is_switched_off_stays_off(in_box: InBox) -> None:
+    async def scenario(box: Any) -> None:
+        box.enabled = False
+        async with running(box):
+            await box.rate(*UP_AND_DOWN)
+            await box.until(lambda: box.learner.state == "paused")
+            assert await box.learner.ask() == (False, "paused by the operator")
+
+    in_box(scenario)
+
+
+def test_who_asks_gets_an_update_of_what_there_is(in_box: InBox) -> None:
+    async def scenario(box: Any) -> None:
+        async with running(box):
+            assert await box.learner.ask() == (False, "no new ratings")
+            await box.rate(1.0, -1.0, 1.0)
+            await box.until(lambda: box.learner.state == "collecting")
+            assert await box.learner.ask() == (True, "3 new ratings")
+            await box.until(lambda: bool(box.finished))
+            await box.rate(1.0, -1.0)
+            await box.until(lambda: box.learner.state == "collecting")
+        assert len(box.finished) == 1  # the question was answered once
+
+    in_box(scenario)
+
+
+def test_who_asks_during_an_update_is_told_to_come_back(in_box: InBox) -> None:
+    async def scenario(box: Any) -> None:
+        box.worker.behaviours.append("hang")
+        async with running(box):
+            await box.rate(*UP_AND_DOWN)
+            await box.until(lambda: box.learner.state == "training")
+            accepted, why = await box.learner.ask()
+            assert (accepted, why) == (False, "update 1 makes v1; ask again when it is done")
+
+    in_box(scenario)
+
+
+def test_a_reference_that_is_not_on_this_box_stops_learning(in_box: InBox) -> None:
+    async def scenario(box: Any) -> None:
+        box.reference = 7
+        async with running(box):
+            await box.rate(*UP_AND_DOWN)
+            await box.until(lambda: box.learner.state == "paused")
+            assert "version 7 (learn.reference)" in box.learner.why
+
+    in_box(scenario)
+
+
+# ------------------------------------------------------------------------------------------------ starts, failures
+
+
+def test_no_job_is_written_before_the_serve_worker_has_given_the_probes(in_box: InBox) -> None:
+    async def scenario(box: Any) -> None:
+        box.probes = ()
+        jobs = keep_jobs(box)
+        await box.rate(*UP_AND_DOWN)
+        async with running(box):
+            await box.until(lambda: box.learner.why == "the serve worker is starting")
+            assert await box.store.updates.list(1) == []
+            box.probes = box.PROBES
+            await box.until(lambda: bool(box.finished))
+        assert jobs[0].probes == box.PROBES
+        assert box.finished[0].verdict == "published"
+
+    in_box(scenario)
+
+
+def test_an_unfinished_update_is_carried_at_the_start(in_box: InBox) -> None:
+    async def killed(box: Any) -> None:
+        box.worker.behaviours.append("hang")
+        await box.rate(*UP_AND_DOWN)
+        async with running(box):
+            await box.until(lambda: bool(box.worker.trained))
+
+    async def restarted(box: Any) -> None:
+        job = job_of(box)
+        jobs = keep_jobs(box)
+        await learned(box)
+        assert jobs == [job]
+        assert (box.finished[0].id, box.finished[0].verdict, box.finished[0].attempts) == (1, "published", 2)
+        assert len(await box.store.updates.list(10)) == 1
+
+    in_box(killed)
+    in_box(restarted)
+
+
+def test_an_update_that_was_cut_off_before_its_job_was_written_gives_its_ratings_back(in_box: InBox) -> None:
+    async def killed(box: Any) -> None:
+        await box.rate(*UP_AND_DOWN)
+        chosen = await box.store.feedback.unused_rated(100)
+        await box.store.updates.create(
+            parent_version=0,
+            seed=1,
+            new_episode_ids=[choice.episode_id for choice in chosen],
+            replay_episode_ids=[],
+            new_feedback_ids=[choice.feedback_id for choice in chosen],
+            now=10.0,
+        )
+
+    async def restarted(box: Any) -> None:
+        await learned(box, 2)
+        assert [(update.verdict, update.version) for update in box.finished] == [("skipped", 1), ("published", 2)]
+
+    in_box(killed)
+    in_box(restarted)
+
+
+@pytest.mark.parametrize("damage", [b"", b"\x81\xa1x\x01"])
+def test_an_update_whose_job_cannot_be_read_gives_its_ratings_back(in_box: InBox, damage: bytes) -> None:
+    async def killed(box: Any) -> None:
+        update, _ = await box.plan(16)
+        (box.folders.job(update.id) / protocol.JOB_FILE).write_bytes(damage)
+
+    async def restarted(box: Any) -> None:
+        await learned(box, 2)
+        assert [update.verdict for update in box.finished] == ["skipped", "published"]
+        assert "job" in box.finished[0].reason
+        assert list(box.folders.spool.iterdir()) == []
+
+    in_box(killed)
+    in_box(restarted)
+
+
+def test_a_trainer_that_cannot_run_leaves_the_ratings_and_is_not_tried_again_at_once(in_box: InBox) -> None:
+    async def scenario(box: Any) -> None:
+        box.worker.fault = protocol.Fault(code="model_unreadable", message="the model file is truncated")
+        async with running(box):
+            await box.rate(*UP_AND_DOWN)
+            await box.until(lambda: bool(box.finished))
+            starts = box.worker.starts_total
+            await box.rate(1.0)
+            await box.until(lambda: box.learner.state == "paused")
+            assert (box.learner.why, box.worker.starts_total) == ("the train worker could not run", starts)
+        assert [update.verdict for update in box.finished] == ["skipped"]
+        assert "the train worker cannot run: the model file is truncated" in box.finished[0].reason
+        assert await box.unused() == 17
+        assert list(box.folders.spool.iterdir()) == []
+
+    in_box(scenario)
+
+
+def test_a_trainer_that_can_run_again_is_used_after_the_hold(in_box: InBox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learner_module, "HOLD_MAX_S", 0.05)
+
+    async def scenario(box: Any) -> None:
+        box.learner._hold_s = 0.05
+        box.worker.fault = protocol.Fault(code="out_of_memory", message="no memory")
+        async with running(box):
+            await box.rate(*UP_AND_DOWN)
+            await box.until(lambda: bool(box.finished))
+            box.worker.fault = None
+            await box.until(lambda: box.finished[-1].verdict == "published")
+
+    in_box(scenario)
+
+
+def test_who_asks_ends_the_hold(in_box: InBox) -> None:
+    async def scenario(box: Any) -> None:
+        box.worker.fault = protocol.Fault(code="out_of_memory", message="no memory")
+        async with running(box):
+            await box.rate(*UP_AND_DOWN)
+            await box.until(lambda: box.learner.state == "paused")
+            box.worker.fault = None
+            assert await box.learner.ask() == (True, "16 new ratings")
+            await box.until(lambda: len(box.finished) == 2)
+        assert [update.verdict for update in box.finished] == ["skipped", "published"]
+
+    in_box(scenario)
+
+
+def test_episodes_that_are_deleted_while_an_update_is_planned_are_left_out(in_box: InBox) -> None:
+    async def scenario(box: Any) -> None:
+        jobs = keep_jobs(box)
+        await box.rate(1.0, -1.0, user="ann")
+        await box.rate(*UP_AND_DOWN[:14])
+        create = box.store.updates.create
+
+        async def create_late(**values: Any) -> Any:
+            await box.store.episodes.delete_user("ann", caller=box.OPERATOR)
+            return await create(**values)
+
+        box.store.updates.create = create_late
+        await learned(box)
+        assert box.finished[0].verdict == "published"
+        assert [rated.reward for rated in jobs[0].episodes] == UP_AND_DOWN[:14]
+
+    in_box(scenario)
+
+
+def test_every_change_of_state_is_told(in_box: InBox) -> None:
+    async def scenario(box: Any) -> None:
+        seen: list[str] = []
+        box.learner._on_change = lambda: seen.append(box.learner.state)
+        await box.rate(*UP_AND_DOWN)
+        async with running(box):
+            await box.until(lambda: bool(box.finished))
+            await box.until(lambda: box.learner.state == "idle")
+        assert seen == ["training", "gating", "idle"]
+
+    in_box(scenario)
