@@ -1,0 +1,270 @@
+"""The daemon on the real model: official clients, adapters in and out, bad input, and kills."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from edged.base_model import find_model
+from edged.machine import train_dtype
+
+pytestmark = pytest.mark.real_model
+
+KILLS = 3
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+@pytest.fixture(scope="module")
+def daemon(start_real: Callable[..., Any], learning_run: Any) -> Iterator[Any]:
+    """The daemon that has learned, started again on its folder, on a Unix socket and on TCP."""
+    socket = f"unix:{learning_run.state}/edged.sock"
+    running = start_real(
+        "honest", state=learning_run.state, arguments=("--listen", socket, "--listen", "tcp:127.0.0.1:0")
+    )
+    yield running
+    assert running.stop() == 0
+
+
+@pytest.fixture
+def url(daemon: Any) -> str:
+    """Where the daemon listens on TCP."""
+    return "http://127.0.0.1:" + re.findall(r"listening on tcp:127\.0\.0\.1:(\d+)", daemon.log.read_text())[-1]
+
+
+def test_a_daemon_that_was_stopped_serves_what_it_had_learned(daemon: Any, learning_run: Any) -> None:
+    assert daemon.status()["adapter"]["version"] == max(answer.version for answer in learning_run.after)
+
+
+@pytest.mark.parametrize("over", ["unix", "tcp"])
+def test_the_official_client_chats_and_streams(daemon: Any, url: str, over: str) -> None:
+    transport = httpx.HTTPTransport(uds=str(daemon.state / "edged.sock")) if over == "unix" else httpx.HTTPTransport()
+    base_url = "http://localhost/v1" if over == "unix" else f"{url}/v1"
+    with openai.OpenAI(
+        base_url=base_url, api_key="none", http_client=httpx.Client(transport=transport, timeout=120)
+    ) as client:
+        model = client.models.list().data[0].id
+        whole = client.chat.completions.create(
+            model=model, messages=QUESTION, max_tokens=12, temperature=0, logprobs=True
+        )  # type: ignore[call-overload]
+        assert whole.choices[0].message.content
+        assert whole.usage.completion_tokens == len(whole.choices[0].logprobs.content)
+        pieces = list(
+            client.chat.completions.create(
+                model="default",
+                messages=QUESTION,  # type: ignore[arg-type]
+                max_tokens=12,
+                temperature=0,
+                stream=True,
+                stream_options={"include_usage": True},
+            )
+        )
+        text = "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices)
+        assert text == whole.choices[0].message.content
+        assert pieces[-1].usage is not None
+        with pytest.raises(openai.NotFoundError) as refused:
+            client.chat.completions.create(model="gpt-9", messages=QUESTION)  # type: ignore[arg-type]
+        assert refused.value.code == "model_not_found"
+
+
+def test_a_prompt_longer_than_the_context_is_refused_with_the_numbers(daemon: Any) -> None:
+    body = {"model": "default", "messages": [{"role": "user", "content": "word " * 20_000}], "max_tokens": 4}
+    answer = daemon.client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+    assert "8192" in answer.json()["error"]["message"]
+    assert daemon.chat()["id"]
+
+
+def test_an_exported_adapter_loads_in_peft_and_comes_back_as_a_candidate(daemon: Any, tmp_path: Path) -> None:
+    version = daemon.status()["adapter"]["version"]
+    folder = export(daemon, version, tmp_path)
+    check = (
+        "import sys; from peft import PeftConfig; from safetensors.numpy import load_file;"
+        "c = PeftConfig.from_pretrained(sys.argv[1]); t = load_file(sys.argv[1] + '/adapter_model.safetensors');"
+        "print(c.peft_type.value, c.r, len(t))"
+    )
+    told = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", check, str(folder)], capture_output=True, text=True, check=True
+    ).stdout
+    assert told.split() == ["LORA", "8", "140"]  # ten blocks of seven matrices, A and B
+    brought = daemon.client.post("/v1/adapters/import", json={"folder": str(folder)})
+    assert brought.status_code == 200, brought.text
+    adapter = brought.json()
+    assert (adapter["version"], adapter["origin"], adapter["state"]) == (version + 1, "imported", "published")
+    assert daemon.chat()["system_fingerprint"].endswith(f"-v{version + 1}")
+    back = daemon.client.post("/v1/adapters/rollback", json={"if_live": version + 1})
+    assert back.json()["version"] == version
+    assert daemon.chat()["system_fingerprint"].endswith(f"-v{version}")
+    stale = daemon.client.post("/v1/adapters/rollback", json={"if_live": version + 1})
+    assert (stale.status_code, stale.json()["error"]["code"]) == (409, "live_changed")
+
+
+def test_an_adapter_full_of_nan_is_refused_and_never_served(daemon: Any, tmp_path: Path) -> None:
+    live = daemon.status()["adapter"]["version"]
+    folder = export(daemon, live, tmp_path)
+    spoil(folder, lambda tensor: np.full_like(tensor, np.nan))
+    refused = daemon.client.post("/v1/adapters/import", json={"folder": str(folder)})
+    assert refused.status_code == 400
+    assert "finite" in refused.json()["error"]["message"]
+    assert daemon.chat()["system_fingerprint"].endswith(f"-v{live}")
+
+
+def test_an_adapter_that_ruins_the_language_is_refused_with_its_reason(daemon: Any, tmp_path: Path) -> None:
+    live = daemon.status()["adapter"]["version"]
+    folder = export(daemon, live, tmp_path)
+    chance = np.random.default_rng(0)
+    spoil(folder, lambda tensor: chance.normal(0, 0.1, tensor.shape).astype(np.float32))
+    answer = daemon.client.post("/v1/adapters/import", json={"folder": str(folder)})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["state"] == "refused"
+    assert answer.json()["reason"]
+    promoted = daemon.client.post(f"/v1/adapters/{answer.json()['version']}/promote", json={})
+    assert (promoted.status_code, promoted.json()["error"]["code"]) == (409, "adapter_refused")
+    assert daemon.chat()["system_fingerprint"].endswith(f"-v{live}")
+
+
+def test_a_model_file_of_another_kind_is_refused_before_anything_starts(tmp_path: Path, packaged_model: Path) -> None:
+    whole = packaged_model.read_bytes()
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(whole[: len(whole) // 2])
+    command = [sys.executable, "-m", "edged", "run", "--state-dir", str(tmp_path / "state"), "--model", str(cut)]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert refused.returncode == 78
+    assert "cut.gguf" in refused.stderr
+
+
+def test_the_trainer_killed_in_the_middle_trains_again_to_the_same_bytes(daemon: Any, tmp_path: Path) -> None:
+    updates = daemon.status()["learner"]["updates_total"]
+    rate_a_batch(daemon)
+    spool = daemon.state / "spool"
+    job = daemon.until(lambda: next(iter(spool.glob("update-*/job.msgpack")), None))
+    shutil.copytree(job.parent, tmp_path / "job", ignore=shutil.ignore_patterns("out*"))
+    pid = daemon.until(lambda: daemon.status()["learner"]["progress"] and daemon.worker_pid("train"))
+    os.kill(pid, signal.SIGKILL)
+    assert daemon.chat()["choices"][0]["finish_reason"] in ("stop", "length")
+    daemon.until(lambda: daemon.status()["learner"]["updates_total"] == updates + 1)
+    last = daemon.status()["learner"]["last_update"]
+    assert last["verdict"] in ("published", "refused"), last
+    again = train_alone(tmp_path / "job", daemon)
+    if last["verdict"] == "published":
+        published = next((daemon.state / "adapters").glob(f"v{last['version']}-*"))
+        for name in ("adapter_model.safetensors", "adapter.gguf", "manifest.json"):
+            assert (again / name).read_bytes() == (published / name).read_bytes(), name
+
+
+def test_twenty_swaps_under_load_fail_no_request_and_mix_no_answer(daemon: Any) -> None:
+    live = daemon.status()["adapter"]["version"]
+    stop = threading.Event()
+    answers: list[tuple[int, str | None, str]] = []
+
+    def load() -> None:
+        body = {"model": "default", "messages": QUESTION, "max_tokens": 12, "temperature": 0.7}
+        while not stop.is_set():
+            answer = daemon.client.post("/v1/chat/completions", json=body)
+            fingerprint = answer.json().get("system_fingerprint") if answer.status_code == 200 else None
+            answers.append((answer.status_code, fingerprint, answer.json().get("id", "")))
+
+    threads = [threading.Thread(target=load) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for swap in range(20):
+        wanted = 0 if swap % 2 == 0 else live
+        assert daemon.client.post(f"/v1/adapters/{wanted}/promote", json={}).json()["version"] == wanted
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert {status for status, _, _ in answers} == {200}
+    assert {fingerprint[-3:] for _, fingerprint, _ in answers if fingerprint} >= {"-v0"}
+    recorded = {e["completion_id"]: e["adapter_version"] for e in episodes(daemon)}
+    for _, fingerprint, completion_id in answers:
+        assert fingerprint is not None
+        assert fingerprint.endswith(f"-v{recorded[completion_id]}")
+
+
+def test_three_kills_of_the_real_daemon_under_load_lose_nothing(
+    start_real: Callable[..., Any], learning_run: Any
+) -> None:
+    acknowledged: list[str] = []
+    cache = learning_run.state / "cache"
+    running = start_real("killed", cache=cache)
+    for kill in range(KILLS):
+        for index in range(4 + 4 * kill):
+            answer = running.chat(f"Question {index}?", max_tokens=4)
+            acknowledged.append(running.rate(answer["id"], 1.0 if index % 2 else -1.0)["id"])
+        time.sleep(0.2 * kill)
+        running.process.kill()
+        running.process.wait()
+        running = start_real("killed", state=running.state)
+        stored = running.all_feedback()
+        assert len(stored) == len(set(stored))
+        assert set(acknowledged) <= set(stored)
+        live = running.status()["adapter"]["version"]
+        assert running.chat(max_tokens=4)["system_fingerprint"].endswith(f"-v{live}")
+    assert running.stop() == 0
+
+
+def rate_a_batch(daemon: Any) -> None:
+    missing = daemon.status()["learner"]["ratings_until_update"]
+    for index in range(missing):
+        answer = daemon.chat(f"Tell me about the number {index}.", max_tokens=24, temperature=0.7)
+        daemon.rate(answer["id"], 1.0 if index % 2 else -0.5)
+
+
+def export(daemon: Any, version: int, tmp_path: Path) -> Path:
+    """The adapter folder as a client gets it, over the command line."""
+    folder = tmp_path / "exported"
+    command = [sys.executable, "-m", "edged", "adapters", "export", str(version), str(folder)]
+    subprocess.run([*command, "--connect", f"unix:{daemon.state}/edged.sock"], check=True, timeout=120)
+    assert (folder / "adapter_config.json").exists()
+    return folder
+
+
+def spoil(folder: Path, change: Callable[[Any], Any]) -> None:
+    path = folder / "adapter_model.safetensors"
+    save_file({name: change(tensor) for name, tensor in load_file(path).items()}, path)
+
+
+def episodes(daemon: Any) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    more = True
+    while more:
+        after = found[-1]["id"] if found else 0
+        page = daemon.client.get("/v1/episodes", params={"after": after, "limit": 500}).json()
+        found += page["data"]
+        more = page["has_more"]
+    return found
+
+
+def train_alone(job: Path, daemon: Any) -> Path:
+    """Run a copy of a job in a process of its own, as a trainer would; the adapter folder that it made."""
+    program = (
+        "import sys; from pathlib import Path; import msgpack, torch\n"
+        "from engine.models import load_base; from engine.protocol import TrainJob, from_map\n"
+        "from engine.train.job import run_job; from engine.train.lanes import Lanes\n"
+        "from engine.train.scorer import Scorer\n"
+        "folder, model, cache, dtype = Path(sys.argv[1]), *sys.argv[2:]\n"
+        "job = from_map(TrainJob, msgpack.unpackb((folder / 'job.msgpack').read_bytes()))\n"
+        "torch.use_deterministic_algorithms(True); device = torch.device('cpu')\n"
+        "base = load_base(model, job.base_sha256, cache, dtype, 'cpu')\n"
+        "run_job(folder, Scorer(base, job.lora.layers, Lanes(job.threads, device)), job.base_sha256, lambda *_: None)\n"
+    )
+    arguments = [str(job), str(find_model("smollm2-135m")), str(daemon.state / "cache"), train_dtype("auto", "cpu")]
+    subprocess.run([sys.executable, "-c", program, *arguments], check=True, timeout=300)
+    assert json.loads((job / "out" / "adapter" / "manifest.json").read_text())["version"]
+    return job / "out" / "adapter"
