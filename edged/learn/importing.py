@@ -7,6 +7,7 @@ given up at the next start (`edged.store` marks the candidate as refused).
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 import time
 from pathlib import Path
@@ -26,6 +27,8 @@ from edged.learn.trainer import Trainer
 from edged.records import Adapter, AdapterOrigin, Caller, Live, PublishedAdapter
 from edged.refusal import Refused
 from engine import protocol
+
+log = logging.getLogger(__name__)
 
 
 class CandidateBook(Protocol):
@@ -107,8 +110,10 @@ class Importer:
             if not judgement.accepted:
                 return await self._lineage.refuse(candidate.version, judgement.reason, metrics=judgement.metrics)
             return await self._publish(candidate.version, spool, judgement, caller)
-        except (JobRefused, Refused) as refused:
+        except JobRefused as refused:
             return await self._lineage.refuse(candidate.version, f"a worker refused it: {refused}")
+        except Refused as refused:
+            return await self._lineage.refuse(candidate.version, str(refused))
         except (WorkerLost, WorkerFault) as lost:
             await self._lineage.refuse(candidate.version, f"it could not be judged: {lost}")
             raise Refused(
@@ -142,10 +147,17 @@ class Importer:
 
     async def _publish(self, version: int, spool: Path, judgement: gate.Judgement, caller: Caller) -> Adapter:
         folder, sha256 = await asyncio.to_thread(self._folders.publish, spool / "adapter", None, version)
-        await self._lineage.publish(
-            version, PublishedAdapter(folder=folder, sha256=sha256, metrics=judgement.metrics), caller=caller
-        )
+        try:
+            await self._lineage.publish(
+                version, PublishedAdapter(folder=folder, sha256=sha256, metrics=judgement.metrics), caller=caller
+            )
+        except Refused:
+            await asyncio.to_thread(self._folders.withdraw, version)
+            raise
         await asyncio.to_thread(self._folders.write_current, version)
         versions = await asyncio.to_thread(self._folders.versions)
-        await self._stage.go_live(self._folders.reference_to(version, versions))
+        try:
+            await self._stage.go_live(self._folders.reference_to(version, versions))
+        except (WorkerLost, JobRefused) as error:
+            log.warning("v%d is live, and the serve worker takes it at its next start: %s", version, error)
         return await self._lineage.get(version)
