@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import os
 from pathlib import Path
 
 from adapters.base_file import base_sha256
@@ -59,7 +60,7 @@ def find_model(model: str) -> Path:
             if (Path(folder) / file).is_file():
                 return Path(folder) / file
         raise ModelError(f"model {model}: the package that carries it is not installed; {PACKAGE_ADVICE[model]}")
-    path = Path(model).expanduser()
+    path = Path(os.path.expanduser(model))  # Path's own raises for a user that does not exist
     if path.is_dir():
         raise ModelError(f"model {model}: a folder; this version serves .gguf files only, so name one")
     if not path.is_file():

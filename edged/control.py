@@ -196,7 +196,11 @@ class Operator:
         self._learner.pause(True)
 
     async def resume(self, *, caller: Caller) -> None:
-        (self._state_folder / PAUSED_FILE).unlink(missing_ok=True)
+        def remove() -> None:
+            (self._state_folder / PAUSED_FILE).unlink(missing_ok=True)
+            adapter_files.fsync_folder(self._state_folder)
+
+        await asyncio.to_thread(remove)
         await self._audit.add("resume", {}, caller=caller)
         self._learner.pause(False)
 

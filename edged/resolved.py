@@ -71,8 +71,16 @@ def start_serve(settings: Settings, model: BaseModel, live: protocol.AdapterRef)
         context_tokens=serve.context_tokens,
         threads=machine.threads(serve.threads),
         probes=PROBES,
-        gpu_layers=serve.gpu_layers,
+        gpu_layers=gpu_layers(serve.gpu_layers, settings.placement.serve_device),
     )
+
+
+def gpu_layers(configured: int, device: str) -> int:
+    """Blocks of the served model on the GPU: none on "cpu"; on "cuda" all of them (-1), unless `configured` says how
+    many."""
+    if device == "cpu":
+        return 0
+    return -1 if device != "auto" and configured == 0 else configured
 
 
 def start_train(settings: Settings, model: BaseModel, cache_folder: str) -> protocol.StartTrain:

@@ -1,0 +1,431 @@
+"""What an operator can do, on a real store and real adapter files; the workers are light."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapters.folder import write_adapter_folder
+from adapters.shape import BaseShape
+from adapters.store import folder_name, read_current
+from adapters.weights import AdapterWeights
+from edged.control import PAUSED_FILE, Operator, versions_before
+from edged.failure import WorkerLost
+from edged.records import Adapter, Caller, Live, PublishedAdapter
+from edged.refusal import Refused
+from edged.store.store import Store
+from engine import protocol
+
+SHAPE = BaseShape(arch="llama", n_layers=2, n_embd=8, n_heads=2, n_kv_heads=1, head_dim=4, n_ff=12, n_vocab=16)
+OPERATOR = Caller(name="uid:0", scopes=frozenset({"admin"}))
+
+
+class LightLearner:
+    """Keeps what the operator told the learner."""
+
+    def __init__(self) -> None:
+        self.paused: list[bool] = []
+        self.wakes = 0
+        self.answer = (True, "16 new ratings")
+
+    async def ask(self) -> tuple[bool, str]:
+        return self.answer
+
+    def pause(self, paused: bool) -> None:
+        self.paused.append(paused)
+
+    def wake(self) -> None:
+        self.wakes += 1
+
+
+class LightRouter:
+    """Keeps what is served; a test may make it fail."""
+
+    def __init__(self) -> None:
+        self.served: list[tuple[int, str | None]] = []
+        self.failure: Exception | None = None
+
+    async def go_live(self, adapter: protocol.AdapterRef) -> float:
+        if self.failure is not None:
+            raise self.failure
+        self.served.append((adapter.version, adapter.folder))
+        return 1.0
+
+
+@dataclasses.dataclass
+class Desk:
+    """An operator and what is around it."""
+
+    root: Path
+    store: Store
+    operator: Operator
+    learner: LightLearner
+    router: LightRouter
+    candidates: asyncio.Lock
+    told: list[tuple[str, dict[str, Any]]]
+    imported: list[Path]
+
+    async def publish(self) -> int:
+        """A new version, live, with its files."""
+        candidate = await self.store.lineage.add_candidate(origin="imported", parent_version=0, caller=OPERATOR)
+        weights = make_weights(candidate.version)
+        folder = self.root / "adapters" / folder_name(candidate.version, weights.sha256())
+        write_adapter_folder(
+            folder,
+            weights,
+            version=candidate.version,
+            parent=None,
+            base_sha256="b" * 64,
+            base_model_name="small",
+            origin="imported",
+            created_at=1.0,
+        )
+        await self.store.lineage.publish(
+            candidate.version,
+            PublishedAdapter(sha256=weights.sha256(), folder=folder.name, metrics={}),
+            caller=OPERATOR,
+        )
+        return candidate.version
+
+
+def make_weights(seed: int) -> AdapterWeights:
+    rng = np.random.default_rng(seed)
+    matrices = {}
+    for module in SHAPE.top_modules(1):
+        n_out, n_in = SHAPE.module_shape(module)
+        a = rng.standard_normal((2, n_in), dtype=np.float32)
+        matrices[module] = (a, rng.standard_normal((n_out, 2), dtype=np.float32))
+    return AdapterWeights(base=SHAPE, rank=2, alpha=4.0, matrices=matrices)
+
+
+async def no_events() -> AsyncIterator[tuple[str, dict[str, Any]]]:
+    return
+    yield
+
+
+def at_desk(root: Path, scenario: Callable[[Desk], Awaitable[None]]) -> None:
+    (root / "adapters").mkdir(exist_ok=True)
+
+    async def main() -> None:
+        store = await Store.open(root / "edged.db", readers=1)
+        learner, router, candidates = LightLearner(), LightRouter(), asyncio.Lock()
+        told: list[tuple[str, dict[str, Any]]] = []
+        imported: list[Path] = []
+
+        async def bring(folder: Path, caller: Caller) -> Adapter:
+            imported.append(folder)
+            return await store.lineage.get(0)
+
+        def no_parts() -> Any:
+            raise AssertionError("no test here asks for the status")
+
+        operator = Operator(
+            state_folder=root,
+            base=SHAPE,
+            model_name="small",
+            lineage=store.lineage,
+            update_list=store.updates,
+            audit_log=store.audit,
+            learner=learner,
+            router=router,
+            importer=bring,
+            candidates=candidates,
+            parts=no_parts,
+            readiness=lambda: (True, "ready"),
+            subscribe=no_events,
+            announce=lambda name, data: told.append((name, data)),
+        )
+        try:
+            await scenario(Desk(root, store, operator, learner, router, candidates, told, imported))
+        finally:
+            await store.close()
+
+    asyncio.run(main())
+
+
+async def audited(desk: Desk) -> list[str]:
+    """What the audit says was done, newest first."""
+    return [entry.action for entry in await desk.operator.audit(limit=20)]
+
+
+async def refusal(call: Awaitable[object]) -> Refused:
+    with pytest.raises(Refused) as caught:
+        await call
+    return caught.value
+
+
+# ---------------------------------------------------------------------------------------------------- what is live
+
+
+def test_promoting_makes_a_version_live_and_serves_it(tmp_path: Path) -> None:
+    async def scenario(desk: Desk) -> None:
+        first, second = await desk.publish(), await desk.publish()
+        live = await desk.operator.promote(first, if_live=second, caller=OPERATOR)
+        assert (live.version, live.why, live.caller) == (1, "promoted", "uid:0")
+        folder = desk.operator.adapter_folder(first)
+        assert desk.router.served == [(1, str(folder))]
+        assert read_current(tmp_path) == folder.name
+        assert desk.told == [("adapter", {"version": 1, "why": "promoted", "pinned": False})]
+        assert desk.learner.wakes == 1
+        assert (await audited(desk))[0] == "promote"
+
+    at_desk(tmp_path, scenario)
+
+
+def test_promoting_the_base_serves_it_without_a_folder(tmp_path: Path) -> None:
+    async def scenario(desk: Desk) -> None:
+        await desk.publish()
+        await desk.operator.promote(0, if_live=None, caller=OPERATOR)
+        assert desk.router.served == [(0, None)]
+        assert read_current(tmp_path) is None
+
+    at_desk(tmp_path, scenario)
+
+
+def test_a_change_that_expects_another_live_version_changes_nothing(tmp_path: Path) -> None:
+    async def scenario(desk: Desk) -> None:
+        await desk.publish()
+        for call in (
+            desk.operator.promote(0, if_live=7, caller=OPERATOR),
+            desk.operator.rollback(if_live=7, caller=OPERATOR),
+            desk.operator.pin(1, True, if_live=7, caller=OPERATOR),
+            desk.operator.pin(0, True, if_live=7, caller=OPERATOR),
+            desk.operator.keep(1, True, if_live=7, caller=OPERATOR),
+        ):
+            refused = await refusal(call)
+            assert (refused.status, refused.code) == (409, "live_changed")
+        live = desk.store.lineage.live()
+        assert (live.version, live.pinned, desk.router.served) == (1, False, [])
+
+    at_desk(tmp_path, scenario)
+
+
+def test_a_version_whose_files_are_gone_is_not_promoted(tmp_path: Path) -> None:
+    async def scenario(desk: Desk) -> None:
+        await desk.publish()
+        await desk.publish()
+        desk.operator.adapter_folder(1).rename(tmp_path / "gone")
+        refused = await refusal(desk.operator.promote(1, if_live=None, caller=OPERATOR))
+        assert (refused.status, refused.code) == (409, "no_files")
+        assert desk.store.lineage.live().version == 2
+
+    at_desk(tmp_path, scenario)
+
+
+def test_an_unknown_version_is_not_found(tmp_path: Path) -> None:
+    async def scenario(desk: Desk) -> None:
+        for call in (
+            desk.operator.promote(9, if_live=None, caller=OPERATOR),
+            desk.operator.pin(9, True, if_live=None, caller=OPERATOR),
+            desk.operator.keep(9, True, caller=OPERATOR),
+            desk.operator.diff(9, 9),
+        ):
+            refused = await refusal(call)
+            assert (refused.status, refused.code) == (404, "adapter_not_found")
+
+    at_desk(tmp_path, scenario)
+
+
+def test_a_dead_serve_worker_does_not_stop_a_promotion(tmp_path: Path) -> None:
+    async def scenario(desk: Desk) -> None:
+        first = await desk.publish()
+        await desk.publish()
+        desk.router.failure = WorkerLost("the serve worker is not running")
+        assert (await desk.operator.promote(first, if_live=None, caller=OPERATOR)).version == first
+        assert desk.told[0][0] == "adapter"
+
+    at_desk(tmp_path, scenario)
+
+
+def test_rolling_back_goes_to_the_version_before_and_then_further(tmp_path: Path) -> None:
+    async def scenario(desk: Desk) -> None:
+        for _ in range(3):
+            await desk.publish()
+        for expected in (2, 1, 0):
+            live = await desk.operator.rollback(if_live=None, caller=OPERATOR)
+            assert (live.version, live.why) == (expected, "rolled_back")
+        refused = await refusal(desk.operator.rollback(if_live=None, caller=OPERATOR))
+        assert (refused.status, refused.code) == (409, "nothing_before")
+        assert [version for version, _ in desk.router.served] == [2, 1, 0]
+
+    at_desk(tmp_path, scenario)
+
+
+def test_rolling_back_passes_over_versions_whose_files_are_gone(tmp_path: Path) -> None:
+    async def scenario(desk: Desk) -> None:
+        for _ in range(3):
+            await desk.publish()
+        desk.operator.adapter_folder(2).rename(tmp_path / "gone")
+        assert (await desk.operator.rollback(if_live=3, caller=OPERATOR)).version == 1
+
+    at_desk(tmp_path, scenario)
+
+
+def test_a_change_waits_for_the_candidate_that_is_being_proved(tmp_path: Path) -> None:
+    async def scenario(desk: Desk) -> None:
+        await desk.publish()
+        async with desk.candidates:
+            waiting = asyncio.create_task(desk.operator.rollback(if_live=None, caller=OPERATOR))
+            await asyncio.sleep(0.02)
+            assert desk.store.lineage.live().version == 1
+        assert (await waiting).version == 0
+
+    at_desk(tmp_path, scenario)
+
+
+def test_pinning_the_live_version_keeps_it(tmp_path: Path) -> None:
+    async def scenario(desk: Desk) -> None:
+        await desk.publish()
+        live = await desk.operator.pin(1, True, if_live=1, caller=OPERATOR)
+        assert (live.version, live.pinned, desk.router.served) == (1, True, [])
+        live = await desk.operator.pin(1, False, if_live=None, caller=OPERATOR)
+        assert not live.pinned
+        assert (await audited(desk))[:2] == ["unpin", "pin"]
+        assert desk.learner.wakes == 2
+
+    at_desk(tmp_path, scenario)
+
+
+def test_pinning_another_version_promotes_it_first(tmp_path: Path) -> None:
+    async def scenario(desk: Desk) -> None:
+        await desk.publish()
+        live = await desk.operator.pin(0, True, if_live=1, caller=OPERATOR)
+        assert (live.version, live.pinned, desk.router.served) == (0, True, [(0, None)])
+        assert (await audited(desk))[:2] == ["pin", "promote"]
+
+    at_desk(tmp_path, scenario)
+
+
+def test_unpinning_a_version_that_is_not_live_changes_nothing(tmp_path: Path) -> None:
+    async def scenario(desk: Desk) -> None:
+        await desk.publish()
+        refused = await refusal(desk.operator.pin(0, False, if_live=None, caller=OPERATOR))
+        assert (refused.status, refused.code) == (409, "not_live")
+
+    at_desk(tmp_path, scenario)
+
+
+# ------------------------------------------------------------------------------------------------------------ rest
+
+
+def test_a_pause_outlives_the_daemon(tmp_path: Path) -> None:
+    async def scenario(desk: Desk) -> None:
+        await desk.operator.pause(caller=OPERATOR)
+        assert (tmp_path / PAUSED_FILE).exists()
+        await desk.operator.resume(caller=OPERATOR)
+        await desk.operator.resume(caller=OPERATOR)
+        assert not (tmp_path / PAUSED_FILE).exists()
+        assert desk.learner.paused == [True, False, False]
+        assert (await audited(desk))[-2:] == ["resume", "pause"]
+
+    at_desk(tmp_path, scenario)
+
+
+def test_asking_for_an_update_is_audited_if_there_will_be_one(tmp_path: Path) -> None:
+    async def scenario(desk: Desk) -> None:
+        assert await desk.operator.train(caller=OPERATOR) == {"accepted": True, "reason": "16 new ratings"}
+        desk.learner.answer = (False, "no new ratings")
+        assert await desk.operator.train(caller=OPERATOR) == {"accepted": False, "reason": "no new ratings"}
+        assert await audited(desk) == ["train"]
+
+    at_desk(tmp_path, scenario)
+
+
+def test_two_versions_are_compared_module_by_module(tmp_path: Path) -> None:
+    async def scenario(desk: Desk) -> None:
+        first, second = await desk.publish(), await desk.publish()
+        found = await desk.operator.diff(first, second)
+        assert found["norm"] == pytest.approx(make_weights(1).norm())
+        assert found["other_norm"] == pytest.approx(make_weights(2).norm())
+        assert found["distance"] ** 2 == pytest.approx(sum(value**2 for value in found["modules"].values()))
+        assert set(found["modules"]) == set(SHAPE.top_modules(1))
+        assert (await desk.operator.diff(first, first))["distance"] == pytest.approx(0.0, abs=1e-3)
+
+    at_desk(tmp_path, scenario)
+
+
+def test_the_base_has_no_files_to_compare(tmp_path: Path) -> None:
+    async def scenario(desk: Desk) -> None:
+        await desk.publish()
+        refused = await refusal(desk.operator.diff(0, 1))
+        assert (refused.status, refused.code) == (409, "no_files")
+
+    at_desk(tmp_path, scenario)
+
+
+def test_an_import_is_announced_with_what_became_of_it(tmp_path: Path) -> None:
+    async def scenario(desk: Desk) -> None:
+        await desk.operator.import_adapter("/somewhere", caller=OPERATOR)
+        assert desk.imported == [Path("/somewhere")]
+        assert desk.told == [("adapter", {"version": 0, "why": "published", "reason": None})]
+
+    at_desk(tmp_path, scenario)
+
+
+# ------------------------------------------------------------------------------------------------- versions_before
+
+
+def lived(*steps: tuple[int, str]) -> list[Live]:
+    """A live history, newest first, from its steps in the order of time."""
+    history: list[Any] = [
+        Live(version=version, since=float(at), why=why, caller="uid:0", pinned=False)  # type: ignore[arg-type]
+        for at, (version, why) in enumerate(steps)
+    ]
+    return history[::-1]
+
+
+@pytest.mark.parametrize(
+    ("steps", "before"),
+    [
+        ([], []),
+        ([(0, "base")], []),
+        ([(0, "base"), (1, "published"), (2, "published")], [1, 0]),
+        ([(0, "base"), (1, "published"), (2, "published"), (1, "rolled_back")], [0]),
+        ([(0, "base"), (1, "published"), (2, "published"), (1, "rolled_back"), (3, "published")], [1, 0]),
+        ([(0, "base"), (1, "published"), (0, "promoted")], [1]),
+        ([(0, "base"), (1, "published"), (0, "promoted"), (1, "rolled_back")], [0]),
+        ([(0, "base"), (1, "published"), (1, "promoted")], [0]),
+        ([(0, "base"), (1, "published"), (2, "published"), (0, "rolled_back")], []),
+        ([(5, "published"), (3, "rolled_back")], [5]),
+    ],
+)
+def test_a_rollback_takes_back_what_it_left(steps: list[tuple[int, str]], before: list[int]) -> None:
+    assert versions_before(lived(*steps)) == before
+
+
+@given(st.lists(st.tuples(st.sampled_from(["publish", "promote", "rollback"]), st.integers(0, 5)), max_size=40))
+def test_rolling_back_again_and_again_ends_at_a_version_without_a_before(choices: list[tuple[str, int]]) -> None:
+    steps, newest = [(0, "base")], 0
+    for kind, number in choices:
+        before = versions_before(lived(*steps))
+        if kind == "publish":
+            newest += 1
+            steps.append((newest, "published"))
+        elif kind == "promote":
+            steps.append((min(number, newest), "promoted"))
+        elif before:
+            steps.append((before[0], "rolled_back"))
+    n_rollbacks = 0
+    while before := versions_before(lived(*steps)):
+        assert before[0] != steps[-1][0]
+        assert set(before) <= {version for version, _ in steps}
+        steps.append((before[0], "rolled_back"))
+        n_rollbacks += 1
+        assert n_rollbacks <= len(choices)  # no two versions are swapped back and forth for ever
+
+
+@given(st.integers(1, 20))
+def test_after_publications_alone_a_rollback_walks_down_the_versions(n: int) -> None:
+    steps = [(0, "base"), *[(version, "published") for version in range(1, n + 1)]]
+    for expected in range(n - 1, -1, -1):
+        before = versions_before(lived(*steps))
+        assert before == list(range(expected, -1, -1))
+        steps.append((before[0], "rolled_back"))

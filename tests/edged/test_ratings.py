@@ -1,0 +1,99 @@
+"""Feedback on its way to the store: who hears of it, and when."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from edged.ratings import Ratings
+from edged.records import Feedback, NewFeedback, Preference
+from edged.refusal import Refused
+
+NEW = NewFeedback(
+    completion_id="c1",
+    choice=0,
+    rating=1.0,
+    correction=None,
+    reason=None,
+    user=None,
+    tags=(),
+    source="api",
+    caller="uid:1000",
+)
+
+
+def stored(number: int) -> Feedback:
+    return Feedback(
+        id=f"fb-{number}",
+        completion_id="c1",
+        choice=0,
+        rating=1.0,
+        correction=None,
+        reason=None,
+        user=None,
+        tags=(),
+        source="api",
+        caller="uid:1000",
+        created_at=1.0,
+        replaces=None,
+    )
+
+
+class LightBook:
+    """A book that notes when rows are on disk; `known`: the next row was there already."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.known = False
+
+    async def add(self, feedback: NewFeedback, *, idempotency_key: str | None) -> tuple[Feedback, bool]:
+        await asyncio.sleep(0)
+        self.log.append("on disk")
+        return stored(1), not self.known
+
+    async def add_many(
+        self, feedback: Sequence[NewFeedback], *, idempotency_keys: Sequence[str | None] = ()
+    ) -> list[Feedback | Refused]:
+        await asyncio.sleep(0)
+        self.log.append("on disk")
+        return [stored(1), Refused(404, "completion_not_found", "no such completion"), stored(2)]
+
+    async def get(self, feedback_id: str) -> Feedback | None:
+        return stored(1)
+
+    async def list(self, *, completion_id: str | None, after: str | None, limit: int) -> tuple[list[Feedback], bool]:
+        return [stored(1)], False
+
+    async def prefer(self, preference: Preference) -> Preference:
+        return preference
+
+
+def make() -> tuple[Ratings, LightBook]:
+    book = LightBook()
+    return Ratings(book, lambda rows: book.log.append("told " + " ".join(row.id for row in rows))), book
+
+
+def test_a_rating_is_told_after_it_is_on_disk() -> None:
+    ratings, book = make()
+    assert asyncio.run(ratings.add(NEW, idempotency_key=None)) == (stored(1), True)
+    assert book.log == ["on disk", "told fb-1"]
+
+
+def test_a_repeated_request_is_not_told_again() -> None:
+    ratings, book = make()
+    book.known = True
+    assert asyncio.run(ratings.add(NEW, idempotency_key="k")) == (stored(1), False)
+    assert book.log == ["on disk"]
+
+
+def test_of_many_only_the_accepted_ones_are_told() -> None:
+    ratings, book = make()
+    results = asyncio.run(ratings.add_many([NEW] * 3))
+    assert [isinstance(result, Refused) for result in results] == [False, True, False]
+    assert book.log == ["on disk", "told fb-1 fb-2"]
+
+
+def test_reading_goes_to_the_book() -> None:
+    ratings, _ = make()
+    assert asyncio.run(ratings.get("fb-1")) == stored(1)
+    assert asyncio.run(ratings.list(completion_id=None, after=None, limit=10)) == ([stored(1)], False)

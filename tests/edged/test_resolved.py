@@ -1,0 +1,162 @@
+"""From the settings to what the parts take: no key gets lost on the way."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from adapters.shape import BaseShape
+from edged import machine, resolved
+from edged.base_model import BaseModel
+from edged.learn import gate, plan
+from edged.learn.probes import PROBES
+from edged.settings import (
+    ApiSection,
+    GateSection,
+    LearnSection,
+    LoraSection,
+    PlacementSection,
+    Section,
+    ServeSection,
+    Settings,
+)
+from engine import protocol
+
+EDGED = Path(resolved.__file__).parent
+SHAPE = BaseShape(arch="llama", n_layers=30, n_embd=576, n_heads=9, n_kv_heads=3, head_dim=64, n_ff=1536, n_vocab=49152)
+MODEL = BaseModel(path=Path("/models/small.gguf"), name="small", sha256="c" * 64, shape=SHAPE)
+BASE = protocol.AdapterRef(version=0, folder=None)
+
+
+def other_than(section: Any, name: str) -> Any:
+    """A valid value of a key that is not its default."""
+    default = getattr(section, name)
+    if isinstance(default, bool):
+        return not default
+    if isinstance(default, int):
+        return default + 1
+    return default / 2 if default else 0.5
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(protocol.PpoSettings)])
+def test_every_hyper_parameter_of_an_update_comes_from_its_key(name: str) -> None:
+    value = other_than(LearnSection(), name)
+    learning = resolved.learning(Settings(learn=LearnSection(**{name: value})), SHAPE)
+    assert getattr(learning.ppo, name) == value
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(plan.Rules)])
+def test_every_rule_of_planning_comes_from_its_key(name: str) -> None:
+    value = other_than(LearnSection(), name)
+    learning = resolved.learning(Settings(learn=LearnSection(**{name: value})), SHAPE)
+    assert getattr(learning.rules, name) == value
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(gate.Limits)])
+def test_every_limit_of_the_gate_comes_from_its_key(name: str) -> None:
+    value = other_than(GateSection(), name)
+    proving = resolved.proving(Settings(gate=GateSection(**{name: value})))
+    assert getattr(proving.limits, name) == value
+
+
+def test_what_the_candidates_are_asked_comes_from_the_gates_keys() -> None:
+    proving = resolved.proving(Settings(gate=GateSection(fluency_prompts=("Why?",), fluency_tokens=9)))
+    assert (proving.fluency_prompts, proving.fluency_tokens) == (("Why?",), 9)
+
+
+def test_the_rest_of_learning_comes_from_its_keys() -> None:
+    learning = resolved.learning(
+        Settings(learn=LearnSection(enabled=False, reference=3, seed=9, threads=2), lora=LoraSection(rank=4)), SHAPE
+    )
+    assert (learning.enabled, learning.reference, learning.seed, learning.threads) == (False, 3, 9, 2)
+    assert learning.lora.rank == 4
+    assert learning.reward_clip == 1.0
+
+
+@pytest.mark.parametrize(
+    ("layers", "n_layers", "adapted"),
+    [("top_third", 30, 10), ("top_third", 31, 11), ("top_third", 1, 1), ("all", 30, 0), (4, 30, 4), (99, 30, 30)],
+)
+def test_the_adapted_blocks_are_counted_from_the_top(
+    layers: Literal["top_third", "all"] | int, n_layers: int, adapted: int
+) -> None:
+    shape = dataclasses.replace(SHAPE, n_layers=n_layers)
+    lora = resolved.lora(Settings(lora=LoraSection(layers=layers, rank=2, alpha=6.0)), shape)
+    assert lora == protocol.LoraSettings(rank=2, alpha=6.0, layers=adapted)
+
+
+def test_a_serve_worker_is_started_with_its_section() -> None:
+    settings = Settings(serve=ServeSection(slots=3, context_tokens=512, threads=2, gpu_layers=-1))
+    live = protocol.AdapterRef(version=2, folder="/adapters/v2")
+    assert resolved.start_serve(settings, MODEL, live) == protocol.StartServe(
+        model_path="/models/small.gguf",
+        adapter=live,
+        slots=3,
+        context_tokens=512,
+        threads=2,
+        probes=PROBES,
+        gpu_layers=-1,
+    )
+
+
+def test_a_train_worker_is_started_with_its_section() -> None:
+    settings = Settings(learn=LearnSection(threads=2, dtype="float32"), placement=PlacementSection(train_device="cpu"))
+    assert resolved.start_train(settings, MODEL, "/state/cache") == protocol.StartTrain(
+        model_path="/models/small.gguf",
+        base_sha256="c" * 64,
+        cache_folder="/state/cache",
+        lora=protocol.LoraSettings(rank=8, alpha=16.0, layers=10),
+        threads=2,
+        dtype="float32",
+        device="cpu",
+        idle_class=True,
+    )
+
+
+def test_the_idle_class_is_for_the_cpu_only() -> None:
+    settings = Settings(placement=PlacementSection(train_device="cuda:0"))
+    assert not resolved.start_train(settings, MODEL, "/state/cache").idle_class
+
+
+@pytest.mark.parametrize(
+    ("device", "configured", "gpu_layers"),
+    [("auto", 0, 0), ("auto", 12, 12), ("cpu", 12, 0), ("cuda", 0, -1), ("cuda:0", 12, 12), ("cuda", -1, -1)],
+)
+def test_the_blocks_on_the_gpu_follow_the_device_that_serves(device: str, configured: int, gpu_layers: int) -> None:
+    settings = Settings(serve=ServeSection(gpu_layers=configured), placement=PlacementSection(serve_device=device))
+    assert resolved.start_serve(settings, MODEL, BASE).gpu_layers == gpu_layers
+
+
+def test_threads_are_chosen_from_the_machine_unless_they_are_set() -> None:
+    assert resolved.start_serve(Settings(), MODEL, BASE).threads == machine.threads(0)
+
+
+def test_an_asked_worker_gets_a_moment_before_it_is_killed() -> None:
+    limits = resolved.worker_limits(120.0, 30.0)
+    assert (limits.start_timeout_s, limits.hang_timeout_s) == (120.0, 30.0)
+    assert 0 < limits.stop_timeout_s < 10
+
+
+def test_the_api_sees_a_reload() -> None:
+    current = Settings()
+    live = resolved.LiveApiSettings(lambda: current)
+    assert (live.max_body_bytes, live.allowed_hosts) == (2**20, ())
+    current = Settings(api=ApiSection(max_body_bytes=2048, read_timeout_s=3.0, allowed_hosts=("box.local",)))
+    assert (live.max_body_bytes, live.read_timeout_s, live.allowed_hosts) == (2048, 3.0, ("box.local",))
+
+
+def test_every_key_of_the_settings_is_used_somewhere() -> None:
+    """Names that are read as an attribute, or copied by the names of a dataclass's fields."""
+    records = (protocol.PpoSettings, plan.Rules, gate.Limits)
+    used = {field.name for record in records for field in dataclasses.fields(record)}
+    for path in EDGED.rglob("*.py"):
+        if path.name not in ("settings.py", "config.py"):
+            used |= {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
+    for name, field in Settings.model_fields.items():
+        assert name in used
+        assert issubclass(type(field.default), Section)
+        assert set(type(field.default).model_fields) - used == set(), name

@@ -1,0 +1,136 @@
+"""What a status and a scrape show."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from edged import status
+from edged.records import Live, Update
+from edged.status import Parts, WorkerView
+
+UPDATE = Update(
+    id=3,
+    state="finished",
+    version=4,
+    parent_version=2,
+    seed=1,
+    attempts=1,
+    created_at=100.0,
+    finished_at=160.5,
+    verdict="published",
+    reason="all checks passed",
+    seconds={"train": 1.5, "train/epochs": 1.25},
+    metrics={"kl/live": 0.1, "swap_ms": 2.0, "bytes/written": 4096.0},
+    new_episode_ids=(1, 2),
+    replay_episode_ids=(),
+)
+
+
+def parts(**changes: Any) -> Parts:
+    values: dict[str, Any] = {
+        "version": "0.1.0",
+        "started_at": 1_700_000_000.0,
+        "model_name": "smollm2-135m",
+        "model_sha256": "a" * 64,
+        "live": Live(version=4, since=1_700_000_060.25, why="published", caller="learner", pinned=False),
+        "learner_state": "collecting",
+        "learner_why": "5 more ratings make an update",
+        "ratings_until_update": 5,
+        "batch_ratings": 16,
+        "progress": None,
+        "updates_total": 7,
+        "latest": UPDATE,
+        "dropped": {"greedy": 2, "stale": 1},
+        "active": 3,
+        "queued": 1,
+        "counters": {"finished_total": 11, "failed_total": 1},
+        "episodes": 40,
+        "feedback": 30,
+        "ratings": 25,
+        "workers": (
+            WorkerView(name="serve", pid=7, state="ready", rss_bytes=1000, busy="", restarts=0),
+            WorkerView(name="train", pid=None, state="waiting", rss_bytes=0, busy="", restarts=2),
+        ),
+        "daemon_rss_bytes": 5000,
+    }
+    return Parts(**{**values, **changes})
+
+
+def samples(shown: Parts) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """(name, labels) -> value of a scrape."""
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(status.prometheus(shown))
+        for sample in family.samples
+    }
+
+
+def test_a_status_has_everything_that_the_contract_names() -> None:
+    body = status.status(parts())
+    assert body["model"]["name"] == "smollm2-135m"
+    assert (body["adapter"]["version"], body["adapter"]["since"]) == (4, "2023-11-14T22:14:20.250Z")
+    learner = body["learner"]
+    assert (learner["state"], learner["ratings_until_update"], learner["updates_total"]) == ("collecting", 5, 7)
+    assert learner["dropped"] == {"greedy": 2, "stale": 1}
+    latest = learner["last_update"]
+    assert {"id", "verdict", "reason", "version", "seconds", "metrics"} <= latest.keys()
+    assert (latest["id"], latest["verdict"], latest["finished_at"]) == (3, "published", "1970-01-01T00:02:40.500Z")
+    assert (body["serve"]["active"], body["serve"]["queued"], body["serve"]["finished_total"]) == (3, 1, 11)
+    assert body["store"] == {"episodes": 40, "feedback": 30, "ratings": 25}
+    assert {"name", "pid", "state", "rss_bytes"} <= body["workers"][0].keys()
+    assert {"state"} <= body["sync"].keys()
+    assert "energy" in body
+
+
+def test_a_status_is_plain_json() -> None:
+    body = status.status(parts())
+    assert json.loads(json.dumps(body, allow_nan=False)) == body
+
+
+def test_before_the_first_update_there_is_no_last_one() -> None:
+    assert status.status(parts(latest=None))["learner"]["last_update"] is None
+
+
+@pytest.mark.parametrize(
+    ("progress", "shown"), [(None, None), (("epochs", 1, 4), {"stage": "epochs", "done": 1, "total": 4})]
+)
+def test_progress_is_shown_while_there_is_some(progress: object, shown: object) -> None:
+    assert status.status(parts(progress=progress))["learner"]["progress"] == shown
+
+
+def test_a_scrape_parses_and_shows_the_same_figures() -> None:
+    found = samples(parts())
+    assert found["edged_adapter_version", ()] == 4
+    assert found["edged_serve_active", ()] == 3
+    assert found["edged_serve_finished_total", ()] == 11
+    assert found["edged_learner_updates_total", ()] == 7
+    assert found["edged_learner_dropped_total", (("reason", "greedy"),)] == 2
+    assert found["edged_store_ratings", ()] == 25
+    assert found["edged_update_seconds", (("stage", "train/epochs"),)] == 1.25
+    assert found["edged_update_metric", (("name", "kl/live"),)] == 0.1
+
+
+def test_a_figure_that_is_unknown_is_left_out_of_a_scrape() -> None:
+    found = samples(parts(latest=None))
+    assert ("edged_process_rss_bytes", (("process", "serve"),)) in found
+    assert ("edged_process_rss_bytes", (("process", "train"),)) not in found
+    assert found["edged_worker_ready", (("worker", "train"),)] == 0.0
+    assert not any(name.startswith("edged_update") for name, _ in found)
+
+
+def test_a_name_with_odd_characters_does_not_break_a_scrape() -> None:
+    found = samples(parts(dropped={'a "quoted"\nreason\\': 1}))
+    assert found["edged_learner_dropped_total", (("reason", 'a "quoted"\nreason\\'),)] == 1
+
+
+def test_every_figure_of_a_scrape_is_finite() -> None:
+    assert all(math.isfinite(value) for value in samples(parts()).values())
+
+
+def test_the_line_for_the_service_manager_is_one_line() -> None:
+    assert status.one_line(parts()) == "v4 live, learner collecting, 7 updates, 40 episodes, 25 ratings"
