@@ -29,6 +29,21 @@ MIN_FREE_DISK_BYTES = 2_000_000_000
 SLOW_FSYNC_MS = 30.0  # every acknowledged rating waits for one
 FSYNC_ROUNDS = 20
 IMPORT_TIMEOUT_S = 180.0
+# The serve worker's own way into llama.cpp: a build that does not fit this CPU loads, and dies in its first product.
+_DECODE = """
+import sys, time
+from engine.generate.llamacpp import Context, Model
+from engine.generate.scheduler import Entry
+
+model = Model(sys.argv[1], gpu_layers=0)
+context = Context(model, context_tokens=256, n_sequences=1, max_rows=1, threads=int(sys.argv[2]))
+prompt = model.tokenise("The capital of France is the city of", add_special=True, parse_special=False)
+rows = context.decode([Entry(0, i, token, i == len(prompt) - 1) for i, token in enumerate(prompt)])
+started = time.perf_counter()
+for position in range(len(prompt), len(prompt) + 32):
+    rows = context.decode([Entry(0, position, int(rows[0].argmax()), True)])
+print(32 / (time.perf_counter() - started))
+"""
 ENGINE_PACKAGES = ("llama_cpp", "torch", "transformers", "peft")
 
 
@@ -103,11 +118,34 @@ def check_engine() -> list[Finding]:
     return findings
 
 
-def _ask_python(code: str) -> tuple[int, str]:
+def check_decoding(model: str) -> Finding:
+    """llama.cpp really samples with this model on this CPU. A model that is not there is `check_model`'s finding."""
+    from edged.base_model import ModelError, find_model
+
+    try:
+        file = find_model(model)
+    except ModelError:
+        return Finding(name="sampling", level="warn", found="not tried: there is no model")
+    rc, output = _ask_python(_DECODE, str(file), str(len(os.sched_getaffinity(0))))
+    if rc == 0:
+        return Finding(name="sampling", level="ok", found=f"{float(output.splitlines()[-1]):.0f} tokens/s, one answer")
+    return Finding(
+        name="sampling",
+        level="fail",
+        found=_why_failed(rc, output),
+        advice="build llama.cpp on this machine: pip install --no-binary llama-cpp-python --force-reinstall",
+    )
+
+
+def _ask_python(code: str, *arguments: str) -> tuple[int, str]:
     """Exit status and output of `code` in a fresh interpreter; -1 and a reason when it did not end in time."""
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=IMPORT_TIMEOUT_S, check=False
+            [sys.executable, "-P", "-c", code, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=IMPORT_TIMEOUT_S,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return -1, f"no answer within {IMPORT_TIMEOUT_S:.0f} s"
@@ -116,8 +154,8 @@ def _ask_python(code: str) -> tuple[int, str]:
 
 def _why_failed(rc: int, output: str) -> str:
     if rc < -1:
-        return f"the import was killed by signal {-rc}: this build does not fit this CPU"
-    return output.splitlines()[-1] if output else f"the import ended with status {rc}"
+        return f"killed by signal {-rc}: this build does not fit this CPU"
+    return output.splitlines()[-1] if output else f"ended with status {rc}"
 
 
 def check_cpu(cpuinfo: str | None = None) -> Finding:

@@ -92,7 +92,8 @@ def learner_text(learner: dict[str, Any]) -> str:
 def update_text(update: dict[str, Any]) -> str:
     """One finished update in a line: verdict, version, time and reason."""
     by_stage = update.get("seconds", {})
-    spent = by_stage.get("total", sum(by_stage.values()))
+    # "train/gather" and the like are parts of "train"; a refused update has no "total".
+    spent = by_stage.get("total", sum(value for stage, value in by_stage.items() if "/" not in stage))
     version = f" v{update['version']}" if update.get("version") is not None else ""
     reason = f": {update['reason']}" if update.get("reason") else ""
     return f"#{update.get('id', '?')} {update.get('verdict', '?')}{version} in {seconds(spent)}{reason}"

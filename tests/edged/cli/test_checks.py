@@ -36,6 +36,13 @@ def test_a_missing_or_broken_model_fails_with_advice(tmp_path: Path) -> None:
         assert finding.advice
 
 
+def test_sampling_is_really_tried() -> None:
+    finding = checks.check_decoding("smollm2-135m")
+    assert finding.level == "ok", finding
+    assert "tokens/s" in finding.found
+    assert checks.check_decoding("nowhere.gguf").level == "warn"
+
+
 def test_a_cpu_without_bfloat16_is_a_warning() -> None:
     assert checks.check_cpu("flags\t\t: fpu avx2 fma\n").level == "warn"
     assert checks.check_cpu("flags\t\t: fpu avx2 avx512_bf16\n") == checks.Finding(
