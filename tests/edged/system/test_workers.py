@@ -263,20 +263,23 @@ def test_a_worker_that_gets_ready_after_it_became_unwanted_is_not_reported_ready
     in_workers(tmp_path, scenario)
 
 
-def test_a_command_that_cannot_be_started_is_tried_again_like_a_crash(tmp_path: Path) -> None:
-    command = tmp_path / "worker"
+def test_a_process_that_the_system_does_not_start_is_tried_again_like_a_crash(tmp_path: Path) -> None:
+    async def scenario(workers: Workers) -> None:
+        owner = add(workers, "echo" * 50_000)  # longer than an argument may be
+        owner.worker.want()
+        assert (owner.worker.state.phase, owner.worker.pid) == ("waiting", None)
+        assert "Argument list too long" in owner.worker.state.why
+        owner.worker.role = dataclasses.replace(owner.worker.role, role="echo")
+        await owner.until_said(protocol.Ready)
 
-    async def main() -> None:
-        async with opened(tmp_path, command=[str(command)]) as workers:
-            owner = add(workers, "echo")
-            owner.worker.want()
-            assert owner.worker.state.phase == "waiting"
-            assert owner.worker.pid is None
-            command.write_text(f'#!/bin/sh\nexec "{COMMAND[0]}" "{COMMAND[1]}" "$1"\n')
-            command.chmod(0o700)
-            await owner.until_said(protocol.Ready)
+    in_workers(tmp_path, scenario)
 
-    asyncio.run(main())
+
+def test_close_does_not_wait_for_a_process_that_never_started(tmp_path: Path) -> None:
+    async def scenario(workers: Workers) -> None:
+        add(workers, "echo" * 50_000).worker.want()
+
+    in_workers(tmp_path, scenario)
 
 
 def test_a_late_message_of_an_earlier_process_does_not_harm_the_present_one(tmp_path: Path) -> None:
