@@ -54,7 +54,8 @@ def run(parts: Sequence[str], model: str, runs: int, json_wanted: bool) -> bool:
                     for part in parts:
                         figures.extend(await PARTS[part](session))
 
-            asyncio.run(measure_all())
+            with child.answering():
+                asyncio.run(measure_all())
     machine = describe_machine(model)
     if json_wanted:
         print_json(as_json(figures, machine))

@@ -96,6 +96,20 @@ class DaemonChild:
                 hint=f"read {self.log_path}; `edged doctor` checks this machine",
             )
 
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Turn a broken connection inside the block into a CommandError that shows why the daemon ended, if it did."""
+        import httpx
+
+        try:
+            yield
+        except httpx.HTTPError as error:
+            self.check_alive()
+            raise CommandError(
+                f"the daemon does not answer: {error or type(error).__name__}\n{self.log_tail()}",
+                hint=f"read {self.log_path}",
+            ) from error
+
     def stop(self) -> None:
         """SIGTERM, and SIGKILL if it does not end in time. Does nothing if it has ended."""
         if self._process.poll() is not None:

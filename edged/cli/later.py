@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import typer
 
 from edged import __version__
@@ -27,7 +29,7 @@ def register(app: typer.Typer) -> None:
         )(_refusal(verb))  # fmt: skip
 
 
-def _refusal(verb: str):  # type: ignore[no-untyped-def]
+def _refusal(verb: str) -> Callable[[typer.Context], None]:
     def refuse(context: typer.Context) -> None:
         raise NotYet(f"`edged {verb}` does not exist yet in version {__version__}")
 

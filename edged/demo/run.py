@@ -72,7 +72,8 @@ def run(plan: Plan, *, stay: bool) -> bool:
         )
         finished: report.Report | None = None
         try:
-            finished = asyncio.run(_learn(plan, person, peer, child, console, folder))
+            with child.answering():
+                finished = asyncio.run(_learn(plan, person, peer, child, console, folder))
             _show(console, finished, *report.save(finished, plan.state_folder))
             console.print(f"\nThe page: [bold]{address}[/bold]")
             if stay:
