@@ -17,6 +17,7 @@ import ctypes
 import logging
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import llama_cpp.llama_cpp as lib
@@ -34,6 +35,8 @@ Row = npt.NDArray[np.float32]
 GGUF_MAGIC = b"GGUF"
 BATCH_TOKENS = 512  # most tokens of one decode call
 UBATCH_TOKENS = 256  # most tokens of one graph: bounds the compute buffer
+
+SOUND_AMX_FLAG = b"-fno-tree-dse"
 
 _ERROR_LEVEL = 4  # GGML_LOG_LEVEL_ERROR
 _recent_errors: collections.deque[str] = collections.deque(maxlen=16)
@@ -74,9 +77,7 @@ class Model:
         params = lib.llama_model_default_params()
         params.use_extra_bufts = False
         params.n_gpu_layers = gpu_layers
-        # GCC 12 compiles llama.cpp's AMX kernels wrongly: it drops the stores of the tile configuration, and the first
-        # product dies of SIGILL. They are reached through the extra buffer types only.
-        params.use_extra_bufts = b"AMX_INT8 = 1" not in lib.llama_print_system_info()
+        params.use_extra_bufts = not _has_broken_amx()
         _recent_errors.clear()
         handle = lib.llama_model_load_from_file(os.fsencode(path), params)
         if not handle:
@@ -267,6 +268,19 @@ class _Batch:
 
 def _pointer(array: npt.NDArray[Any], item: Any) -> Any:
     return ctypes.cast(array.ctypes.data, ctypes.POINTER(item))
+
+
+def _has_broken_amx() -> bool:
+    """Whether the AMX kernels of this build may kill the process.
+
+    GCC 12 compiles them wrongly: it takes the stores of the tile configuration for dead, and the first product dies of
+    SIGILL. Built with SOUND_AMX_FLAG they are sound, and decode twice as fast as without; the flag is found in the
+    library if it was also built with -frecord-gcc-switches. They are reached through the extra buffer types only.
+    """
+    if b"AMX_INT8 = 1" not in lib.llama_print_system_info():
+        return False
+    library = Path(lib._lib._name).with_name("libggml-cpu.so")
+    return SOUND_AMX_FLAG not in library.read_bytes()
 
 
 def _check_magic(path: str) -> None:
