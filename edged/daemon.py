@@ -20,12 +20,13 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import uvloop
 
-from edged import config, status
+from edged import config, machine, status
 from edged.api.listen import ListenError, open_listeners
 from edged.api.server import HttpServer
 from edged.assembly import Assembly
@@ -51,6 +52,8 @@ STOP_MARGIN_S = 3.0  # of [api] drain_s, for workers and store after the answers
 CUT_ANSWERS_S = 1.0  # for answers that were cut to be recorded
 RETRY_FIRST_S = 1.0  # before a loop that failed begins again; doubles up to RETRY_MAX_S
 RETRY_MAX_S = 60.0
+MALLOC_ARENAS = 2
+FILE_THREADS = 2  # for hashing and moving files off the event loop; the store has threads of its own
 DAEMON = Caller(name="daemon", scopes=frozenset())
 
 
@@ -70,6 +73,7 @@ def run(
         worker_command: what starts a worker; its role is appended.
         worker_environment: variables added to a worker's environment.
     """
+    machine.limit_malloc_arenas(MALLOC_ARENAS)
     logs.configure(settings.log.level, settings.log.format)
     try:
         state_folder.mkdir(parents=True, exist_ok=True)
@@ -120,6 +124,7 @@ class Daemon:
 
     async def run(self) -> int:
         """Build, run, stop; the exit code."""
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(FILE_THREADS, thread_name_prefix="files"))
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self._notifier.close)
             store = await self._open(stack)
