@@ -162,7 +162,8 @@ def test_a_worker_that_sends_garbage_is_killed(tmp_path: Path) -> None:
     async def scenario(workers: Workers) -> None:
         owner = add(workers, "garbage")
         owner.worker.want()
-        await owner.until(lambda: owner.deaths == ["killed by SIGKILL"])
+        await owner.until(lambda: bool(owner.deaths))
+        assert owner.deaths[0] == "killed by SIGKILL"
 
     in_workers(tmp_path, scenario)
 
@@ -172,8 +173,8 @@ def test_a_worker_that_goes_silent_is_killed(tmp_path: Path) -> None:
         owner = add(workers, "silent", dataclasses.replace(LIMITS, hang_timeout_s=0.2))
         owner.worker.want()
         await owner.until(lambda: bool(owner.deaths))
-        assert [type(event) for event in owner.happened] == [protocol.Ready, str]
-        assert owner.deaths == ["killed by SIGKILL"]
+        assert [type(event) for event in owner.happened[:2]] == [protocol.Ready, str]
+        assert owner.deaths[0] == "killed by SIGKILL"
 
     in_workers(tmp_path, scenario)
 
@@ -183,7 +184,7 @@ def test_a_worker_that_does_not_get_ready_is_killed(tmp_path: Path) -> None:
         owner = add(workers, "mute", dataclasses.replace(LIMITS, start_timeout_s=0.6))
         owner.worker.want()
         await owner.until(lambda: bool(owner.deaths))
-        assert owner.happened == ["killed by SIGKILL"]
+        assert owner.happened[0] == "killed by SIGKILL"
 
     in_workers(tmp_path, scenario)
 
