@@ -167,6 +167,7 @@ class Assembly:
             self._trainer,
             self._store.episodes,
             self._folders,
+            base_sha256=self._model.sha256,
             oldest_version=lambda: max(0, self._store.lineage.live().version - self._settings().learn.staleness),
             reference=lambda: self._settings().learn.reference,
         )
@@ -212,6 +213,7 @@ class Assembly:
         self._serve_facts = ready
         self.served.set()
         self.answers.ready()
+        self.learner.wake()
         self._announce_status()
 
     def _serve_said(self, message: protocol.Message) -> None:

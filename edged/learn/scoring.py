@@ -33,12 +33,14 @@ class Scorer:
         episodes: EpisodeShelf,
         folders: Folders,
         *,
+        base_sha256: str,
         oldest_version: Callable[[], int],
         reference: Callable[[], int],
     ) -> None:
         self._trainer = trainer
         self._episodes = episodes
         self._folders = folders
+        self._base_sha256 = base_sha256
         self._oldest_version = oldest_version
         self._reference = reference
         self._awake = asyncio.Event()
@@ -65,7 +67,7 @@ class Scorer:
     async def _score_group(self) -> bool:
         """Score one group; False if there was nothing to do or the trainer went away."""
         wanted = GROUP_EPISODES + len(self._unscorable)
-        found = await self._episodes.unscored(wanted, self._oldest_version())
+        found = await self._episodes.unscored(wanted, self._oldest_version(), base_sha256=self._base_sha256)
         versions = await asyncio.to_thread(self._folders.versions)
         group = [
             episode

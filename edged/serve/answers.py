@@ -187,7 +187,12 @@ class Answers:
         if self._closed is not None:
             self.refused_total += 1
             raise self._shutting_down()
-        full = admission.admit(self._limits(), under_way=self.active, asked=ask.n, sequence_s=self._sequence_s)
+        limits = self._limits()
+        if ask.n > limits.slots + limits.max_queue:
+            self.refused_total += 1
+            most = limits.slots + limits.max_queue
+            raise Refused(400, "too_many_choices", f"n is {ask.n}; this server takes {most} at most", param="n")
+        full = admission.admit(limits, under_way=self.active, asked=ask.n, sequence_s=self._sequence_s)
         if full is not None:
             self.refused_total += 1
             raise Refused(

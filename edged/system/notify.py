@@ -7,10 +7,13 @@ itself: a loop that is blocked stops feeding it, which is the point.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import time
 from collections.abc import Mapping
+
+log = logging.getLogger(__name__)
 
 FIRST_FD = 3  # SD_LISTEN_FDS_START
 
@@ -21,12 +24,16 @@ class Notifier:
     def __init__(self, environment: Mapping[str, str]) -> None:
         address = environment.get("NOTIFY_SOCKET", "")
         self._socket: socket.socket | None = None
+        self._last_status = ""
+        self._feeding: asyncio.TimerHandle | None = None
         if address:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
             self._socket.setblocking(False)
-            self._socket.connect("\0" + address[1:] if address.startswith("@") else address)
-        self._last_status = ""
-        self._feeding: asyncio.TimerHandle | None = None
+            try:
+                self._socket.connect("\0" + address[1:] if address.startswith("@") else address)
+            except OSError as error:
+                log.warning("NOTIFY_SOCKET %s cannot be reached, so nobody hears of readiness: %s", address, error)
+                self.close()
 
     def _send(self, *lines: str) -> None:
         if self._socket is None:

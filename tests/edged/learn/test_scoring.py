@@ -26,6 +26,7 @@ def scorer_of(box: Any, oldest_version: int = 0) -> WatchedScorer:
         box.trainer,
         box.store.episodes,
         box.folders,
+        base_sha256=box.BASE_SHA256,
         oldest_version=lambda: oldest_version,
         reference=lambda: box.reference,
     )

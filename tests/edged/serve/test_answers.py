@@ -548,6 +548,16 @@ def test_what_the_engine_refuses_is_refused_with_its_code(code: str, status: int
     run(scenario)
 
 
+def test_a_request_that_never_fits_is_told_so_instead_of_when_to_come_back() -> None:
+    async def scenario() -> None:
+        serve = Serve(slots=2, max_queue=1)
+        refused = await serve.read(ask("c1", n=4)).refusal()
+        assert (refused.status, refused.code, refused.param) == (400, "too_many_choices", "n")
+        assert refused.retry_after_s is None
+
+    run(scenario)
+
+
 def test_a_request_beyond_slots_and_queue_gets_429_and_takes_no_room() -> None:
     async def scenario() -> None:
         serve = Serve(slots=2, max_queue=1)

@@ -102,6 +102,12 @@ def test_without_a_manager_every_message_goes_nowhere() -> None:
     notifier.close()
 
 
+def test_a_manager_that_cannot_be_reached_does_not_stop_the_daemon(tmp_path: Path) -> None:
+    notifier = Notifier({"NOTIFY_SOCKET": str(tmp_path / "nobody.sock")})
+    notifier.ready("ready")
+    notifier.close()
+
+
 def test_a_manager_that_is_gone_does_no_harm(manager: Manager) -> None:
     notifier = Notifier(manager.environment)
     manager.close()
