@@ -368,7 +368,8 @@ def measure_policy(
 
 def batch_metrics(judged: Sequence[Judged], critic: Critic) -> dict[str, float]:
     """Figures of the batch itself, as it came."""
-    rewards = torch.tensor([one.rollout.reward for one in judged])
+    # Of the new ratings only: what people think of the answers now, not of those that are replayed.
+    rewards = torch.tensor([one.rollout.reward for one in judged if not one.rollout.replay] or [0.0])
     returns = torch.cat([one.returns for one in judged])
     weights = torch.cat([one.weights for one in judged])
     fitted = torch.cat([predict_values(critic, one.rollout.features) for one in judged])
