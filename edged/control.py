@@ -224,11 +224,12 @@ class Operator:
         folder = None if live.version == 0 else str(self.adapter_folder(live.version))
         name = None if live.version == 0 else self._lineage.folder(live.version)
         await asyncio.to_thread(adapter_files.write_current, self._state_folder, name)
+        event: dict[str, Any] = {"version": live.version, "why": live.why, "pinned": live.pinned}
         try:
-            await self._router.go_live(protocol.AdapterRef(version=live.version, folder=folder))
+            event["swap_ms"] = await self._router.go_live(protocol.AdapterRef(version=live.version, folder=folder))
         except (WorkerLost, JobRefused) as error:
             log.warning("v%d is live, and the serve worker takes it at its next start: %s", live.version, error)
-        self._announce("adapter", {"version": live.version, "why": live.why, "pinned": live.pinned})
+        self._announce("adapter", event)
         self._learner.wake()
 
 
