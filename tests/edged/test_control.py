@@ -173,7 +173,7 @@ def test_promoting_makes_a_version_live_and_serves_it(tmp_path: Path) -> None:
         folder = desk.operator.adapter_folder(first)
         assert desk.router.served == [(1, str(folder))]
         assert read_current(tmp_path) == folder.name
-        assert desk.told == [("adapter", {"version": 1, "why": "promoted", "pinned": False})]
+        assert desk.told == [("adapter", {"version": 1, "why": "promoted", "pinned": False, "swap_ms": 1.0})]
         assert desk.learner.wakes == 1
         assert (await audited(desk))[0] == "promote"
 
