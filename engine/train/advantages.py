@@ -49,11 +49,12 @@ def estimate_advantages(
 def whiten(advantages: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Centre and scale the advantages of a batch of answers, softly: (A - mean) / (std + SPREAD_FLOOR).
 
-    Each answer counts once whatever its length (the mean is over answers' means), so that long answers do not shift the
-    baseline of short ones. Fewer than MIN_EPISODES_TO_WHITEN answers are returned unchanged.
+    Mean and deviation are over tokens. What is disliked is often long, so most tokens of a batch are of disliked
+    answers; centred over answers their push down would outweigh all else, centred over tokens the liked ones are pulled
+    up as much. Fewer than MIN_EPISODES_TO_WHITEN answers are returned unchanged.
     """
     if len(advantages) < MIN_EPISODES_TO_WHITEN:
         return list(advantages)
-    mean = torch.stack([one.mean() for one in advantages]).mean()
-    variance = torch.stack([(one - mean).square().mean() for one in advantages]).mean()
-    return [(one - mean) / (variance.sqrt() + SPREAD_FLOOR) for one in advantages]
+    together = torch.cat(list(advantages))
+    mean, deviation = together.mean(), together.std(correction=0)
+    return [(one - mean) / (deviation + SPREAD_FLOOR) for one in advantages]

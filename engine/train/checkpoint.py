@@ -47,7 +47,7 @@ def save_checkpoint(folder: Path, lora: Lora, adam: AdamState, critic: Critic) -
     (folder / STATE_FILE).write_text(json.dumps(state, indent=2, sort_keys=True) + "\n")
 
 
-def load_checkpoint(folder: Path, lora: Lora, n_embd: int, device: torch.device) -> tuple[AdamState, Critic]:
+def load_checkpoint(folder: Path, lora: Lora, n_features: int, device: torch.device) -> tuple[AdamState, Critic]:
     """The state that belongs to `lora`.
 
     Raises:
@@ -60,8 +60,8 @@ def load_checkpoint(folder: Path, lora: Lora, n_embd: int, device: torch.device)
             raise CheckpointError(f"{folder}: made for an adapter of rank {state['rank']} and alpha {state['alpha']}")
         adam = _read_state("actor", _parameter_names(lora), lora.parameters(), tensors, state["actor_steps"])
         weight, bias = tensors["critic.weight"], tensors["critic.bias"]
-        if weight.shape != (n_embd,) or bias.shape != (1,):
-            raise CheckpointError(f"{folder}: the critic has {weight.numel()} inputs, this base has {n_embd}")
+        if weight.shape != (n_features,) or bias.shape != (1,):
+            raise CheckpointError(f"{folder}: the critic has {weight.numel()} inputs, this base gives {n_features}")
         critic = Critic(
             weight, bias, _read_state("critic", ["weight", "bias"], [weight, bias], tensors, state["critic_steps"])
         )

@@ -1,11 +1,12 @@
 """The critic: a linear value head on the frozen base's hidden state, fitted apart from the actor.
 
-Its features are the stream of the base, adapters off, at two thirds of the depth, normalised: they depend on the tokens
-only, so they are computed once per episode and every step of the critic is a product with a [N, D] matrix. It shares no
+Its features are the stream of the base, adapters off, at two thirds of the depth, normalised, and how long the answer
+is already, which is most of what there is to know of an answer's end. They depend on the tokens only, so they are
+computed once per episode and every step of the critic is a product with a [N, D + 2] matrix. It shares no
 parameter with the actor; neither can disturb the other. float32 throughout, zero at the start (the first value of every
 state is 0, the middle of the rewards' range).
 
-Dimension letters: N states, D width of the stream.
+Dimension letters: N states, R states of one answer, D width of the stream.
 """
 
 from __future__ import annotations
@@ -19,10 +20,14 @@ from engine.models import Base
 from engine.train import adamw
 from engine.train.objectives.ppo import value_loss
 
+# Bring a usual answer's length to the size of the other features, about 1.
+LINEAR_SCALE_TOKENS = 32.0
+LOG_SCALE = 3.0
+
 
 @dataclasses.dataclass(slots=True)
 class Critic:
-    """weight: float32[D]. bias: float32[1]. adam: of both, in this order."""
+    """weight: float32[D + 2]. bias: float32[1]. adam: of both, in this order."""
 
     weight: torch.Tensor
     bias: torch.Tensor
@@ -45,17 +50,31 @@ def feature_layer(shape: BaseShape) -> int:
     return shape.n_layers - max(1, round(shape.n_layers / 3))
 
 
-def new_critic(n_embd: int, device: torch.device) -> Critic:
+def new_critic(n_features: int, device: torch.device) -> Critic:
     """A critic that values every state at 0."""
-    weight, bias = torch.zeros(n_embd, device=device), torch.zeros(1, device=device)
+    weight, bias = torch.zeros(n_features, device=device), torch.zeros(1, device=device)
     return Critic(weight, bias, adamw.new_adam_state([weight, bias]))
 
 
-def normalise(base: Base, layer: int, stream: torch.Tensor) -> torch.Tensor:
-    """float32[N, D]: the stream that enters block `layer`, through that block's own input norm. Its learned weights
-    bring the base's few huge channels down to the size of the others, which plain normalising would drown."""
+def n_features(shape: BaseShape) -> int:
+    """Width of a state's features."""
+    return shape.n_embd + 2
+
+
+def state_features(base: Base, layer: int, stream: torch.Tensor) -> torch.Tensor:
+    """float32[R, D + 2]: features of the states before each token of one answer, first to last.
+
+    The stream that enters block `layer`, through that block's own input norm (its learned weights bring the base's few
+    huge channels, which plain normalising would let drown the others, down to size), and the answer's length so far on
+    a linear and on a logarithmic scale.
+
+    Args:
+        stream: float32[R, D].
+    """
     unit = stream * stream.square().mean(dim=-1, keepdim=True).add(base.config.norm_eps).rsqrt()
-    return unit * base.blocks[layer].attention_norm.float()
+    written = torch.arange(stream.shape[0], device=stream.device, dtype=torch.float32)[:, None]
+    lengths = torch.cat((written / LINEAR_SCALE_TOKENS, torch.log1p(written) / LOG_SCALE), dim=1)
+    return torch.cat((unit * base.blocks[layer].attention_norm.float(), lengths), dim=1)
 
 
 def predict_values(critic: Critic, features: torch.Tensor) -> torch.Tensor:
@@ -78,7 +97,7 @@ def critic_step(
     """One optimizer step on the mean clipped value loss of N states.
 
     Args:
-        features: float32[N, D]. old_values, returns: float32[N].
+        features: float32[N, D + 2]. old_values, returns: float32[N].
         value_clip: infinity in the warm-up, where there is no earlier value to stay near.
     """
     values = predict_values(critic, features).requires_grad_()

@@ -26,7 +26,7 @@ from engine.protocol import JOB_FILE, OUT_FOLDER, RESULT_FILE, TrainJob, TrainRe
 from engine.train.adamw import new_adam_state
 from engine.train.batch import select
 from engine.train.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
-from engine.train.critic import new_critic
+from engine.train.critic import n_features, new_critic
 from engine.train.scorer import Scorer
 from engine.train.update import Learner, NotFinite, Outcome, Tick, run_update
 
@@ -115,8 +115,8 @@ def _learner(job: TrainJob, parent: Lora | None, scorer: Scorer) -> Learner:
     else:
         lora = lora_from_weights(weights_of_lora(parent), device)
     if job.checkpoint is None:
-        return Learner(lora, new_adam_state(lora.parameters()), new_critic(shape.n_embd, device))
-    adam, critic = load_checkpoint(Path(job.checkpoint), lora, shape.n_embd, device)
+        return Learner(lora, new_adam_state(lora.parameters()), new_critic(n_features(shape), device))
+    adam, critic = load_checkpoint(Path(job.checkpoint), lora, n_features(shape), device)
     return Learner(lora, adam, critic)
 
 

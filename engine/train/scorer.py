@@ -35,7 +35,7 @@ MAX_ADAPTERS = 12  # staleness cap of 8, parent, reference and some air
 
 @dataclasses.dataclass(slots=True)
 class _Known:
-    """trunk: float32[T, D] by first layer. features: float32[R, D] of the critic. measures: by adapter version."""
+    """trunk: float32[T, D] by first layer. features: float32[R, D + 2] of the critic. measures: by adapter version."""
 
     ids: tuple[int, ...]
     trunks: dict[int, torch.Tensor]
@@ -119,7 +119,7 @@ class Scorer:
         return self._known[episode.episode_id].trunks[self.first_layer(lora)]
 
     def features(self, episode: EpisodeTokens) -> torch.Tensor:
-        """float32[R, D]: the critic's features of the state before each completion token. It must be remembered."""
+        """float32[R, D + 2]: the critic's features of the state before each completion token. It must be remembered."""
         return self._known[episode.episode_id].features
 
     def remember(
@@ -176,7 +176,7 @@ class Scorer:
         lower = decoder.run_blocks(base, decoder.embed(base, ids), packing, None, 0, low)
         upper = decoder.run_blocks(base, lower, packing, None, low, high)
         trunk, at_feature = (lower, upper) if first <= self._feature_layer else (upper, lower)
-        return trunk, critic.normalise(base, self._feature_layer, at_feature[states])
+        return trunk, critic.state_features(base, self._feature_layer, at_feature[states])
 
     @torch.no_grad()
     def _measure_one(self, episode: EpisodeTokens, lora: Lora | None) -> TokenMeasure:

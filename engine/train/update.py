@@ -62,7 +62,7 @@ class Rollout:
     reward: float
     replay: bool
     trunk: torch.Tensor  # [T, D]
-    features: torch.Tensor  # [R, D]
+    features: torch.Tensor  # [R, D + 2]
     behaviour: torch.Tensor  # [R], by the serving engine
     old: torch.Tensor  # [R], by the trainer under the adapter that sampled
     parent: torch.Tensor  # [R]

@@ -37,14 +37,14 @@ def run(link: Link, start: StartTrain) -> None:
         Stopped: Stop came during a piece of work; LinkLost: the daemon is gone.
     """
     if start.idle_class:
-        _enter_idle_class()
+        enter_idle_class()
     began = time.monotonic()
     scorer = link.beat_while(lambda: _load(start), "loading the model")
     link.send(Ready(load_s=time.monotonic() - began))
     _Loop(link, start, scorer).turn()
 
 
-def _enter_idle_class() -> None:
+def enter_idle_class() -> None:
     """Run only when no ordinary thread wants the core. Inherited by every thread started from here on.
 
     The scheduler shares the cores between groups of processes first (one a session, see sched(7) on autogroups), and

@@ -52,11 +52,11 @@ def test_t_rw_1_the_reward_falls_once_on_the_last_token() -> None:
     assert terminal_rewards(4, -0.5).tolist() == [0.0, 0.0, 0.0, -0.5]
 
 
-def test_whitening_centres_answers_and_scales_softly() -> None:
-    batch = [torch.full((n,), value) for n, value in [(3, 1.0), (50, -1.0)] * 4]
-    whitened = whiten(batch)
-    assert sum(float(one.mean()) for one in whitened) == pytest.approx(0.0, abs=1e-6)
-    assert float(whitened[0][0]) == pytest.approx(1.0 / (1.0 + SPREAD_FLOOR))
+def test_t_gae_2_whitening_centres_tokens_and_scales_softly() -> None:
+    batch = [torch.full((n,), value) for n, value in [(10, 1.0), (30, -1.0)] * 4]
+    whitened = torch.cat(whiten(batch))
+    assert float(whitened.mean()) == pytest.approx(0.0, abs=1e-6)
+    assert float(whitened[0]) == pytest.approx(1.5 / (0.75**0.5 + SPREAD_FLOOR))
 
 
 def test_whitening_gives_zero_for_equal_advantages_of_equal_answers() -> None:

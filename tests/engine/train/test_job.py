@@ -20,6 +20,7 @@ from engine.protocol import RatedEpisode, TrainResult
 from engine.train import job as job_module
 from engine.train import update
 from engine.train.checkpoint import load_checkpoint
+from engine.train.critic import n_features
 from engine.train.job import JobFailed, run_job
 from engine.train.lanes import Lanes
 from engine.train.scorer import Scorer
@@ -227,7 +228,7 @@ def test_training_goes_on_from_adapter_and_checkpoint(
     lora = scorer.adapter(parent)
     assert lora is not None
     adam, critic = load_checkpoint(
-        second / "out" / "checkpoint", lora, scorer.base.config.shape.n_embd, torch.device("cpu")
+        second / "out" / "checkpoint", lora, n_features(scorer.base.config.shape), torch.device("cpu")
     )
     assert adam.steps == 8
     assert critic.adam.steps == PPO.critic_warmup_steps + 8
