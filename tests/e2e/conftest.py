@@ -21,7 +21,7 @@ from edged.demo.prompts import HELD_OUT, TRAINING
 ROUNDS = 6  # of 16 ratings: 96 in all
 BATCH = 16
 MAX_TOKENS = 64
-BASE_SAMPLES = 4  # answers to each held-out question before learning: among them must be some that are short already
+BASE_SAMPLES = 3  # answers to each held-out question before learning: among them must be some that are short already
 SAMPLES = 2
 PERSON = PEOPLE["short"]
 
