@@ -186,7 +186,7 @@ _FLUENCY_PROMPTS = (
 
 
 class GateSection(Section):
-    norm_max: float = _key(20.0, "Largest norm of the whole adapter (scaled B A, Frobenius).", gt=0, live=True)
+    norm_max: float = _key(100.0, "Largest norm of the whole adapter (scaled B A, Frobenius).", gt=0, live=True)
     live_kl_max: float = _key(0.5, "Largest mean KL to the live adapter, in nats per token.", gt=0, le=100, live=True)
     canary_gap_max: float = _key(
         0.25, "Largest mean gap between trainer and server on the canary, in nats per token.", gt=0, le=100, live=True
