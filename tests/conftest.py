@@ -56,7 +56,7 @@ def packaged_model() -> Path:
     return Path(spec.origin).with_name("SmolLM2-135M-Instruct.Q4_1.gguf")
 
 
-HANG_GUARD_S = 120.0
+HANG_GUARD_S = 300.0
 
 
 class Running:

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.real_model
+# The first test of a session waits for the learning runs.
+pytestmark = [pytest.mark.real_model, pytest.mark.timeout(1800)]
 
 FLUENCY_NATS = 0.3
 SHARE_OF_BASE = 0.2

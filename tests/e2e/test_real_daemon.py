@@ -25,7 +25,8 @@ from safetensors.numpy import load_file, save_file
 from edged.base_model import find_model
 from edged.machine import train_dtype
 
-pytestmark = pytest.mark.real_model
+# The first test of a session waits for the learning runs.
+pytestmark = [pytest.mark.real_model, pytest.mark.timeout(1800)]
 
 KILLS = 3
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]

@@ -103,6 +103,7 @@ def check_serves_the_last_good_adapter(daemon: Any) -> None:
         assert (daemon.state / "adapters" / (daemon.state / "CURRENT").read_text().strip()).is_dir()
 
 
+@pytest.mark.timeout(1200)
 def test_forty_kills_under_rating_load_lose_nothing_and_double_nothing(start_light: Any) -> None:
     chance = random.Random(7)
     acknowledged: list[str] = []

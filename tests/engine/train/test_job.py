@@ -319,6 +319,19 @@ def test_a_full_disk_leaves_nothing_behind(
 
     monkeypatch.setattr(job_module, "publish_folder", full)
     folder = write_job(tmp_path / "job", make_job(sample_episodes(8)))
-    with pytest.raises(OSError, match="No space left"):
-        run(folder, scorer)
-    assert sorted(path.name for path in folder.iterdir()) == ["job.msgpack"]
+    failure = failing(folder, scorer)
+    assert failure.code == "engine_error"
+    assert "No space left" in failure.message
+
+
+def test_an_adapter_on_more_blocks_than_usual_is_trained_too(
+    scorer: Scorer, sample_episodes: MakeEpisodes, tmp_path: Path
+) -> None:
+    everywhere = dataclasses.replace(LORA, layers=0)
+    folder = write_job(tmp_path / "fresh", make_job(sample_episodes(8), lora=everywhere))
+    run(folder, scorer)
+    weights, _ = load_adapter_folder(folder / "out" / "adapter", scorer.base.config.shape)
+    assert len(weights.matrices) == 4 * 7
+    parent = publish_lora(tmp_path / "v1", random_lora(scorer.base, layers=0), 1)
+    job = make_job(sample_episodes(8, seed=1, adapter=parent), parent=parent, version=2)
+    assert run(write_job(tmp_path / "next", job), scorer).metrics["ppo/first_kl"] == pytest.approx(0.0, abs=1e-9)
