@@ -68,6 +68,10 @@ def run_job(folder: Path, scorer: Scorer, base_sha256: str, tick: Tick) -> Train
         raise JobFailed(error.code, f"{folder}: {error.message}") from error
     except CheckpointError as error:
         raise JobFailed("bad_job", str(error)) from error
+    except OSError as error:
+        raise JobFailed(
+            "engine_error", f"{folder}: the result cannot be written ({error}); is the disk full?"
+        ) from error
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise JobFailed("out_of_memory", f"{folder}: {error}") from error
     except RuntimeError as error:
