@@ -7,6 +7,7 @@ is written first and routed then; a serve worker that is dead at that moment sta
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -16,7 +17,7 @@ from typing import Any, Protocol
 from adapters import store as adapter_files
 from adapters.peft import load_peft
 from adapters.shape import BaseShape
-from adapters.weights import compare
+from adapters.weights import AdapterWeights, compare
 from edged import status
 from edged.failure import JobRefused, WorkerLost
 from edged.records import Adapter, AuditEntry, Caller, Live, Update
@@ -167,10 +168,14 @@ class Operator:
         return self._state_folder / "adapters" / self._lineage.folder(version)
 
     async def diff(self, version: int, other: int) -> dict[str, Any]:
-        folders = self.adapter_folder(version), self.adapter_folder(other)
+        folders = [None if n == 0 else self.adapter_folder(n) for n in (version, other)]
 
         def read() -> dict[str, Any]:
-            found = compare(load_peft(folders[0], self._base), load_peft(folders[1], self._base))
+            read_ones = [folder and load_peft(folder, self._base) for folder in folders]
+            there = next((weights for weights in read_ones if weights), None)
+            if there is None:
+                raise Refused(400, "nothing_to_compare", "both versions are the base: it has no adapter")
+            found = compare(*(weights or without_effect(there) for weights in read_ones))
             return {
                 "norm": found.norm,
                 "other_norm": found.other_norm,
@@ -231,6 +236,12 @@ class Operator:
             log.warning("v%d is live, and the serve worker takes it at its next start: %s", live.version, error)
         self._announce("adapter", event)
         self._learner.wake()
+
+
+def without_effect(weights: AdapterWeights) -> AdapterWeights:
+    """The base as an adapter of the shape of `weights`: B is 0."""
+    matrices = {module: (a, b * 0) for module, (a, b) in weights.matrices.items()}
+    return dataclasses.replace(weights, matrices=matrices)
 
 
 def versions_before(history: Sequence[Live]) -> list[int]:

@@ -74,6 +74,9 @@ def run(
         worker_environment: variables added to a worker's environment.
     """
     machine.limit_malloc_arenas(MALLOC_ARENAS)
+    os.umask(
+        0o077
+    )  # people's conversations lie in the state folder; workers inherit it, and sockets set their own mode
     logs.configure(settings.log.level, settings.log.format)
     try:
         state_folder.mkdir(parents=True, exist_ok=True)

@@ -172,7 +172,7 @@ class KeyRing(Protocol):
     """The API keys."""
 
     def any_keys(self) -> bool:
-        """Whether any key is valid: then loopback TCP needs one too."""
+        """Whether a key was ever made, revoked ones included: from then on loopback TCP needs a valid one too."""
         ...
 
     def check(self, secret: str) -> ApiKey | None:

@@ -30,15 +30,21 @@ class KeyRing:
     """The API keys. Writes return when the rows are on disk."""
 
     def __init__(
-        self, database: Database, valid: dict[bytes, ApiKey], *, clock: Callable[[], float] = time.time
+        self,
+        database: Database,
+        valid: dict[bytes, ApiKey],
+        *,
+        any_keys: bool,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._database = database
         self._valid = dict(valid)
+        self._any_keys = any_keys
         self._clock = clock
 
     def any_keys(self) -> bool:
-        """Whether any key is valid. No I/O."""
-        return bool(self._valid)
+        """Whether a key was ever made. Revoking the last one must not open the door again to everybody. No I/O."""
+        return self._any_keys
 
     def check(self, secret: str) -> ApiKey | None:
         """The valid key with this secret. No I/O; takes equally long whichever key matches, or none."""
@@ -67,6 +73,7 @@ class KeyRing:
 
         def adopt(_: None) -> None:
             self._valid[digest] = key
+            self._any_keys = True
 
         await self._database.write(insert, adopt)
         return key, secret
@@ -108,6 +115,11 @@ def read_valid(connection: apsw.Connection) -> dict[bytes, ApiKey]:
         "SELECT id, name, scopes, created_at, revoked_at, secret_sha256 FROM api_keys WHERE revoked_at IS NULL",
     )
     return {row[5]: _to_key(row) for row in rows}
+
+
+def read_any(connection: apsw.Connection) -> bool:
+    """Whether a key was ever made, valid or revoked."""
+    return first_row(connection, "SELECT 1 FROM api_keys LIMIT 1") is not None
 
 
 def _digest(secret: str) -> bytes:

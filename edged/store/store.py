@@ -32,6 +32,7 @@ class _Snapshots:
     lineage: lineage.Snapshot
     updates: updates.Snapshot
     valid_keys: dict[bytes, ApiKey]
+    any_keys: bool
 
 
 class Store:
@@ -43,7 +44,7 @@ class Store:
         self.feedback = FeedbackRows(database, snapshots.tally, clock=clock)
         self.lineage = Lineage(database, snapshots.lineage, clock=clock)
         self.updates = Updates(database, self.lineage, snapshots.updates)
-        self.keys = KeyRing(database, snapshots.valid_keys, clock=clock)
+        self.keys = KeyRing(database, snapshots.valid_keys, any_keys=snapshots.any_keys, clock=clock)
         self.audit = Audit(database, clock=clock)
 
     @classmethod
@@ -72,4 +73,5 @@ def _read_snapshots(connection: apsw.Connection) -> _Snapshots:
         lineage=lineage.read_snapshot(connection),
         updates=updates.read_snapshot(connection),
         valid_keys=keys.read_valid(connection),
+        any_keys=keys.read_any(connection),
     )

@@ -352,13 +352,19 @@ def test_two_versions_are_compared_module_by_module(tmp_path: Path) -> None:
     at_desk(tmp_path, scenario)
 
 
-def test_the_base_has_no_files_to_compare(tmp_path: Path) -> None:
+def test_the_base_is_as_far_away_as_an_adapter_has_effect(tmp_path: Path) -> None:
     async def scenario(desk: Desk) -> None:
-        await desk.publish()
-        refused = await refusal(desk.operator.diff(0, 1))
-        assert (refused.status, refused.code) == (409, "no_files")
+        first = await desk.publish()
+        for pair in ((0, first), (first, 0)):
+            found = await desk.operator.diff(*pair)
+            assert found["distance"] == pytest.approx(max(found["norm"], found["other_norm"]))
+            assert min(found["norm"], found["other_norm"]) == 0.0
+            assert found["cosine"] is None
+        refused = await refusal(desk.operator.diff(0, 0))
+        assert (refused.status, refused.code) == (400, "nothing_to_compare")
 
     at_desk(tmp_path, scenario)
+
 
 
 def test_an_import_is_announced_with_what_became_of_it(tmp_path: Path) -> None:

@@ -244,3 +244,12 @@ def process_state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
         return ""
+
+
+def test_what_people_said_is_readable_by_the_daemons_user_only(start_light: Any) -> None:
+    daemon = start_light(settings={"learn.batch_ratings": 4}, environment={"EDGED_LIGHT_TRAIN_S": "1.5"})
+    daemon.rate_some(4)
+    daemon.until(lambda: list((daemon.state / "spool").glob("update-*/job.msgpack")))
+    for path in daemon.state.rglob("*"):
+        if path.name != "edged.sock":
+            assert path.stat().st_mode & 0o077 == 0, path
