@@ -18,7 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import hypothesis
 import pytest
+
+# No test asserts a duration, and continuous integration runs the same examples each time.
+hypothesis.settings.register_profile("edged", deadline=None, derandomize=bool(os.environ.get("EDGED_CI")))
+hypothesis.settings.load_profile("edged")
 
 # Tool -> the commands that are it, and how to get one of them.
 TOOLS = {
