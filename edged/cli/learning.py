@@ -26,12 +26,17 @@ def status(as_json: JsonOption = False, connect: ConnectOption = None, api_key: 
 
 
 def train(
-    now: Annotated[bool, typer.Option("--now", help="Wait until the update has its verdict.")] = False,
+    now: Annotated[
+        bool, typer.Option("--now", help="Wait for the verdict and print it; exit code 0 whatever it is.")
+    ] = False,
     as_json: JsonOption = False,
     connect: ConnectOption = None,
     api_key: KeyOption = None,
 ) -> None:
-    """Make an update of the ratings that there are, without waiting for a full batch."""
+    """Make an update of the ratings that there are, without waiting for a full batch.
+
+    The update starts at once in any case. Without --now the command does not wait for it.
+    """
     with opened(connect, api_key) as client:
         before = client.get("/v1/status")["learner"]["updates_total"]
         answer = client.post("/v1/train")

@@ -43,9 +43,16 @@ def run(
 
 
 def check_config(
-    config: ConfigOption = None, model: ModelOption = None, listen: ListenOption = None, as_json: JsonOption = False
+    file: Annotated[Path | None, typer.Argument(help="The TOML file, as with --config.", show_default=False)] = None,
+    config: ConfigOption = None,
+    model: ModelOption = None,
+    listen: ListenOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Check the settings as `run` would, and print every problem."""
+    if file is not None and config is not None:
+        raise typer.BadParameter("name the file once, as FILE or with --config", param_hint="FILE")
+    config = file if config is None else config
     try:
         load(config, overrides(model, listen))
         problems: tuple[str, ...] = ()

@@ -41,7 +41,8 @@ def chat(
             print_json(client.post("/v1/chat/completions", {**options, "messages": question}))
         else:
             completion_id, _ = answer(client, [{"role": "user", "content": text}], options, write=_write)
-            _remark(f"rate it: edged rate {completion_id} up|down")
+            # stdout belongs to the answer.
+            print(f"rate it: edged rate {completion_id} up|down", file=sys.stderr)
 
 
 def rate(
@@ -107,12 +108,6 @@ def _texts(event: dict[str, Any]) -> Iterator[str]:
 def _write(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()
-
-
-def _remark(note: str) -> None:
-    """A remark for people: only on a terminal, and never on stdout, which belongs to the answer."""
-    if sys.stderr.isatty():
-        print(note, file=sys.stderr)
 
 
 def _converse(client: Client, options: dict[str, Any]) -> None:

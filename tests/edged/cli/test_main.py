@@ -47,6 +47,7 @@ def test_a_verb_that_comes_later_says_so_in_one_line(verb: str, cli) -> None:
 
 def test_usage_errors_are_exit_code_2(cli) -> None:
     assert cli("rate", "chatcmpl-1", "7").returncode == 2
+    assert cli("rate", "chatcmpl-1", "up", "--resaon", "typo").returncode == 2
     assert cli("no-such-verb").returncode == 2
     assert cli("adapters", "promote").returncode == 2
     assert cli("keys", "create", "app", "--scope", "root").returncode == 2
@@ -83,6 +84,7 @@ def test_chat_streams_the_answer_to_stdout_alone(light_daemon, cli) -> None:
     done = cli("chat", "hi", "--connect", light_daemon.connect, "--temperature", "0.5", "--max-tokens", "9")
     assert done.returncode == 0, done.stderr
     assert done.stdout == "Hello there.\n"
+    assert done.stderr == f"rate it: edged rate {light_daemon.book.episodes[0].completion_id} up|down\n"
     assert (light_daemon.answers.asked[0].temperature, light_daemon.answers.asked[0].max_tokens) == (0.5, 9)
 
 
@@ -109,6 +111,14 @@ def test_rate_stores_the_rating_and_says_when_it_replaces_one(light_daemon, cli)
     assert "replaces" not in first.stdout
     assert "replaces" in cli("rate", completion["id"], "0.5", *connect).stdout
     assert [(row.rating, row.reason) for row in light_daemon.book.rows] == [(-1.0, "too short"), (0.5, None)]
+
+
+@pytest.mark.parametrize("number", ["-1", "-0.5", "-.25"])
+def test_a_rating_may_be_a_negative_number(number: str, light_daemon, cli) -> None:
+    completion = json.loads(cli("chat", "hi", "--json", "--connect", light_daemon.connect).stdout)
+    done = cli("rate", completion["id"], number, "--reason", "wrong", "--connect", light_daemon.connect)
+    assert done.returncode == 0, done.stderr
+    assert [(row.rating, row.reason) for row in light_daemon.book.rows] == [(float(number), "wrong")]
 
 
 def test_an_unknown_completion_is_exit_code_1_with_the_daemons_words(light_daemon, cli) -> None:
@@ -202,6 +212,15 @@ def test_check_config_reports_every_problem_at_once(cli, tmp_path: Path) -> None
     problems = json.loads(cli("check-config", "--config", "bad.toml", "--json").stdout)["problems"]
     assert len(problems) == 3
     assert cli("run", "--config", "bad.toml").returncode == 78
+
+
+def test_check_config_takes_the_file_as_an_argument_too(cli, tmp_path: Path) -> None:
+    (tmp_path / "good.toml").write_text("[learn]\nepochs = 1\n")
+    (tmp_path / "bad.toml").write_text("[learn]\nepochs = 0\n")
+    assert "good.toml: no problems" in cli("check-config", "good.toml").stdout
+    assert cli("check-config", "bad.toml").returncode == 78
+    assert cli("check-config", "nowhere.toml").returncode == 78
+    assert cli("check-config", "good.toml", "--config", "good.toml").returncode == 2
 
 
 def test_check_config_checks_the_flags_too(cli) -> None:
