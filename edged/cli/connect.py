@@ -1,6 +1,6 @@
 """How a command finds the daemon and speaks HTTP with it, over its Unix socket or over TCP.
 
-Finding: `--connect`, else `EDGED_CONNECT`, else the first of `DEFAULT_SOCKETS` that exists. Speaking: one request, one
+Finding: `--connect`, else `EDGED_CONNECT`, else the first of `DEFAULT_SOCKETS` that answers. Speaking: one request, one
 answer; an answer of 400 and above becomes a `CommandError` with the daemon's own message, no answer becomes `NoDaemon`.
 There are no retries here: a command that ran once has asked once.
 """
@@ -58,24 +58,42 @@ class Peer:
         return self.url if self.url is not None else "http://localhost"
 
 
-def find_peer(connect: str | None, *, exists: Callable[[Path], bool] = Path.exists) -> Peer:
-    """The peer that `connect` names, or without it the default socket that exists.
+def find_peer(
+    connect: str | None,
+    *,
+    exists: Callable[[Path], bool] = os.path.exists,
+    why_not: Callable[[Path], str | None] | None = None,
+) -> Peer:
+    """The peer that `connect` names, or without it the first default socket that answers.
+
+    Args:
+        exists: whether there is a file at the path.
+        why_not: why nobody answers there, or None; `refusal_of_socket` by default.
 
     Raises:
         typer.BadParameter: `connect` is neither unix:PATH nor an http(s) URL.
-        NoDaemon: `connect` is None and no default socket exists.
+        NoDaemon: `connect` is None and no default socket answers.
     """
     if connect is None:
-        for socket in DEFAULT_SOCKETS:
-            if exists(socket):
-                return Peer(socket=socket)
-        places = " nor ".join(str(socket) for socket in DEFAULT_SOCKETS)
-        raise NoDaemon(f"no daemon: neither {places} exists", hint=_NO_DAEMON_HINT)
+        return _first_that_answers(exists, why_not or refusal_of_socket)
     if connect.startswith("unix:") and len(connect) > len("unix:"):
         return Peer(socket=Path(connect.removeprefix("unix:")))
     if connect.startswith(("http://", "https://")):
         return Peer(url=connect.rstrip("/"))
     raise typer.BadParameter(f"{connect!r}: expected unix:PATH, http://HOST:PORT or https://HOST:PORT")
+
+
+def _first_that_answers(exists: Callable[[Path], bool], why_not: Callable[[Path], str | None]) -> Peer:
+    silent = []
+    for socket in DEFAULT_SOCKETS:
+        if exists(socket):
+            if (why := why_not(socket)) is None:
+                return Peer(socket=socket)
+            silent.append(f"unix:{socket}: {why}")
+    if silent:
+        raise NoDaemon(f"no daemon answers at {', nor at '.join(silent)}", hint=_NO_DAEMON_HINT)
+    places = " nor ".join(str(socket) for socket in DEFAULT_SOCKETS)
+    raise NoDaemon(f"no daemon: neither {places} exists", hint=_NO_DAEMON_HINT)
 
 
 class Client:

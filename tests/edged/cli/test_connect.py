@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import httpx
@@ -15,11 +16,32 @@ from edged.cli.exits import NO_DAEMON, CommandError, NoDaemon
 
 
 def test_the_socket_in_var_comes_before_the_system_socket() -> None:
-    assert find_peer(None, exists=lambda path: True) == Peer(socket=Path("var/edged.sock"))
+    found = find_peer(None, exists=lambda path: True, why_not=lambda path: None)
+    assert found == Peer(socket=Path("var/edged.sock"))
 
 
 def test_the_system_socket_is_taken_where_var_has_none() -> None:
-    assert find_peer(None, exists=lambda path: path.is_absolute()) == Peer(socket=Path("/run/edged/edged.sock"))
+    found = find_peer(None, exists=lambda path: path.is_absolute(), why_not=lambda path: None)
+    assert found == Peer(socket=Path("/run/edged/edged.sock"))
+
+
+def test_a_socket_that_a_dead_daemon_left_behind_does_not_hide_the_system_socket() -> None:
+    found = find_peer(
+        None, exists=lambda path: True, why_not=lambda path: None if path.is_absolute() else "Connection refused"
+    )
+    assert found == Peer(socket=Path("/run/edged/edged.sock"))
+
+
+def test_if_no_default_socket_answers_the_error_names_the_stale_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "var").mkdir()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
+        dead.bind("var/edged.sock")  # bound, and nobody listens any more
+    with pytest.raises(NoDaemon, match=r"no daemon answers at unix:var/edged\.sock: Connection refused") as raised:
+        find_peer(None, exists=lambda path: not path.is_absolute())
+    assert "edged run" in raised.value.hint
 
 
 def test_without_any_socket_there_is_no_daemon() -> None:
