@@ -15,6 +15,23 @@ from edged.cli.connect import Client, ConnectOption, IfLiveOption, JsonOption, K
 from edged.cli.exits import CommandError
 from edged.cli.show import columns, print_json, when
 
+# The figures that `show` prints without --all, in this order, and what each of them says.
+SHOWN_FIGURES = {
+    "reward/mean": "mean rating of the answers it was trained on",
+    "episodes": "answers it was trained on",
+    "tokens": "tokens of those answers",
+    "kl/live": "how far it moved from the version before, nats/token",
+    "kl/reference": "how far it is from the reference, nats/token",
+    "ppo/clip_frac": "share of tokens at the clip limits",
+    "critic/explained_variance": "how well the critic foresaw the ratings; 1 is best",
+    "entropy": "how undecided its next token is, nats",
+    "lora/norm": "size of the adapter",
+    "gate/canary_gap": "gap between trainer and server, nats/token",
+    "gate/fluency_logprob": "plausibility of its probe answers to the base, nats/token",
+    "gate/fluency_logprob_live": "the same of the version that was live",
+    "gate/distinct_2": "share of distinct token pairs in its probe answers",
+}
+
 commands = typer.Typer(help="The adapter versions: see, choose, move.", no_args_is_help=True)
 
 Version = Annotated[int, typer.Argument(metavar="VERSION", help="A version number; 0 is the base.", min=0)]
@@ -33,7 +50,11 @@ def list_versions(as_json: JsonOption = False, connect: ConnectOption = None, ap
 
 @commands.command()
 def show(
-    version: Version, as_json: JsonOption = False, connect: ConnectOption = None, api_key: KeyOption = None
+    version: Version,
+    every: Annotated[bool, typer.Option("--all", help="Print every figure, by name.")] = False,
+    as_json: JsonOption = False,
+    connect: ConnectOption = None,
+    api_key: KeyOption = None,
 ) -> None:
     """Show one version: where it comes from, and what the trainer and the gate measured."""
     with opened(connect, api_key) as client:
@@ -41,7 +62,7 @@ def show(
     if as_json:
         print_json(adapter)
     else:
-        print(version_text(adapter))
+        print(version_text(adapter, every=every))
 
 
 @commands.command()
@@ -185,15 +206,21 @@ def versions_text(body: dict[str, Any]) -> str:
     return columns(rows, header=["", "version", "parent", "origin", "state", "created", "reason"])
 
 
-def version_text(adapter: dict[str, Any]) -> str:
-    """One version with its measurements."""
+def version_text(adapter: dict[str, Any], *, every: bool = False) -> str:
+    """One version with its most telling figures and what they say, or with `every` figure by name."""
     rows = [
         [name.replace("_", " "), when(value) if name == "created_at" else str(value)]
         for name, value in adapter.items()
         if name != "metrics" and value is not None
     ]
-    rows += [[name, f"{value:.4g}"] for name, value in sorted(adapter.get("metrics", {}).items())]
-    return columns(rows)
+    metrics: dict[str, float] = adapter.get("metrics") or {}
+    names = sorted(metrics) if every else [name for name in SHOWN_FIGURES if name in metrics]
+    parts = [columns(rows)]
+    if names:
+        parts.append(columns([[name, f"{metrics[name]:.4g}", SHOWN_FIGURES.get(name, "")] for name in names]))
+    if hidden := len(metrics) - len(names):
+        parts.append(f"{hidden} more figures: --all")
+    return "\n\n".join(parts)
 
 
 def diff_text(version: int, other: int, body: dict[str, Any]) -> str:

@@ -1,0 +1,26 @@
+"""What `edged adapters show` prints of a version's figures."""
+
+from __future__ import annotations
+
+from edged.cli.adapters import SHOWN_FIGURES, version_text
+
+ADAPTER = {"version": 3, "created_at": "2026-01-31T12:00:00Z", "reason": None}
+METRICS = {"reward/mean": -0.28, "kl/live": 0.054388, "ppo/ratio_max": 1.7194, "gate/load_ms": 8.5555}
+
+
+def test_a_version_shows_the_telling_figures_with_what_they_say() -> None:
+    text = version_text({**ADAPTER, "metrics": METRICS})
+    assert [line.split()[0] for line in text.splitlines() if "/" in line] == ["reward/mean", "kl/live"]
+    assert f"0.05439  {SHOWN_FIGURES['kl/live']}" in text
+    assert text.splitlines()[-1] == "2 more figures: --all"
+
+
+def test_all_shows_every_figure_by_name() -> None:
+    text = version_text({**ADAPTER, "metrics": METRICS}, every=True)
+    assert [line.split()[0] for line in text.splitlines() if "." in line] == sorted(METRICS)
+    assert "--all" not in text
+
+
+def test_a_version_that_was_never_measured_shows_no_figures() -> None:
+    assert version_text({**ADAPTER, "metrics": {}}) == version_text(ADAPTER)
+    assert len(version_text(ADAPTER).splitlines()) == 2
