@@ -14,6 +14,7 @@ import asyncio
 import dataclasses
 import importlib.util
 import random
+import shlex
 import time
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from edged.cli.exits import CommandError
 from edged.demo import report, survey
 from edged.demo.outcome import Answer, Round, compare, summarise
 from edged.demo.people import PEOPLE, Person, words_of
+from edged.demo.progress import Show, told
 from edged.demo.prompts import HELD_OUT, TRAINING
 
 RATINGS_PER_ROUND = 16
@@ -63,7 +65,8 @@ def run(plan: Plan, *, stay: bool) -> bool:
     listen = ["--listen", f"unix:{socket}", "--listen", f"tcp:127.0.0.1:{port}"]
     with running(["--model", plan.model, *listen], folder) as child:
         peer = Peer(socket=socket)
-        with console.status("starting the daemon"):
+        with told(console) as show:
+            show("starting the daemon")
             ready_s = child.await_ready(peer)
         address = f"http://127.0.0.1:{port}/"
         console.print(f"[bold]edged[/bold] is ready after {ready_s:.1f} s; watch it at [bold]{address}[/bold]")
@@ -75,13 +78,23 @@ def run(plan: Plan, *, stay: bool) -> bool:
             with child.answering():
                 finished = asyncio.run(_learn(plan, person, peer, child, console, folder))
             _show(console, finished, *report.save(finished, plan.state_folder))
-            console.print(f"\nThe page: [bold]{address}[/bold]")
+            console.print(f"\n{closing_text(plan, folder, address, stay=stay)}", markup=False, soft_wrap=True)
             if stay:
-                console.print(f"Chat with it: edged chat --connect unix:{socket}     Ctrl-C stops the daemon.")
                 _stay(child)
         except KeyboardInterrupt:
             console.print("\nstopping the daemon")
         return finished is not None and finished.comparison.learned
+
+
+def closing_text(plan: Plan, folder: Path, address: str, *, stay: bool) -> str:
+    """How to go on with what it learned: with the daemon that stays up, or by starting one on its state `folder`."""
+    if stay:
+        return (
+            f"The page: {address}\n"
+            f"Chat with it: edged chat --connect unix:{socket_of(plan.state_folder)}     Ctrl-C stops the daemon."
+        )
+    command = shlex.join(["edged", "run", "--model", plan.model, "--state-dir", str(folder)])
+    return f"The daemon stops now. To start one on what it learned: {command}"
 
 
 def fresh_state_folder(folder: Path) -> Path:
@@ -113,16 +126,16 @@ async def _learn(
 ) -> report.Report:
     started = time.monotonic()
     async with open_async_http(peer) as http:
-        with console.status("") as shown:
-            before_answers = await _ask_held_out(http, person, "before training", show=shown.update)
+        with told(console) as show:
+            before_answers = await _ask_held_out(http, person, "before training", show=show)
             rounds = []
             for number, prompts in enumerate(rounds_of_prompts(plan.rounds), start=1):
-                done = await _one_round(http, person, prompts, number, show=shown.update)
+                done = await _one_round(http, person, prompts, number, show=show)
                 child.check_alive()
                 rounds.append(done)
                 console.print(_round_text(number, plan.rounds, done))
-            after_answers = await _ask_held_out(http, person, "after training", show=shown.update)
-            scores = await survey.await_scores(http, before_answers + after_answers, show=shown.update)
+            after_answers = await _ask_held_out(http, person, "after training", show=show)
+            scores = await survey.await_scores(http, before_answers + after_answers, show=show)
     before, after = summarise(before_answers, scores), summarise(after_answers, scores)
     return report.Report(
         preference=person.name,
@@ -138,7 +151,7 @@ async def _learn(
     )
 
 
-async def _ask_held_out(http: httpx.AsyncClient, person: Person, tag: str, *, show: survey.Show) -> list[Answer]:
+async def _ask_held_out(http: httpx.AsyncClient, person: Person, tag: str, *, show: Show) -> list[Answer]:
     """The same seeds before and after, in bundles of a round's size, as the person asks too."""
     answers: list[Answer] = []
     questions = HELD_OUT * HELD_OUT_SAMPLES
@@ -148,9 +161,7 @@ async def _ask_held_out(http: httpx.AsyncClient, person: Person, tag: str, *, sh
     return answers
 
 
-async def _one_round(
-    http: httpx.AsyncClient, person: Person, prompts: list[str], number: int, *, show: survey.Show
-) -> Round:
+async def _one_round(http: httpx.AsyncClient, person: Person, prompts: list[str], number: int, *, show: Show) -> Round:
     updates_before = (await survey.status(http))["learner"]["updates_total"]
     answers = await survey.ask(http, person, prompts, seed=number * RATINGS_PER_ROUND, tag=f"round {number}", show=show)
     await survey.rate(http, answers)

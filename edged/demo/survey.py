@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
@@ -17,6 +17,7 @@ from edged.cli.exits import CommandError
 from edged.cli.show import learner_text
 from edged.demo.outcome import Answer, Score
 from edged.demo.people import Person
+from edged.demo.progress import Show
 
 TEMPERATURE = 0.7  # at 1.0 a 135M model rambles; the recorded log-probabilities are of this distribution
 MAX_TOKENS = 96
@@ -26,8 +27,6 @@ SCORES_TIMEOUT_S = 120.0
 POLL_S = 0.1
 BUSY = ("training", "gating")
 PAGE_EPISODES = 500
-
-Show = Callable[[str], None]  # is told what goes on
 
 
 async def ask(
@@ -43,6 +42,7 @@ async def ask(
         show(f"{tag}: {n_done} of {len(prompts)} questions answered")
         return answer
 
+    show(f"{tag}: asking {len(prompts)} questions")
     return list(await asyncio.gather(*(one(prompt, seed + i) for i, prompt in enumerate(prompts))))
 
 

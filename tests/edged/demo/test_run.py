@@ -8,7 +8,7 @@ import pytest
 
 from edged.cli.exits import CommandError
 from edged.demo.prompts import TRAINING
-from edged.demo.run import RATINGS_PER_ROUND, Plan, fresh_state_folder, rounds_of_prompts, run
+from edged.demo.run import RATINGS_PER_ROUND, Plan, closing_text, fresh_state_folder, rounds_of_prompts, run
 
 
 def test_an_empty_state_folder_is_used_as_it_is(tmp_path: Path) -> None:
@@ -41,3 +41,15 @@ def test_a_daemon_that_cannot_start_ends_the_demo_with_its_log(tmp_path: Path) -
     with pytest.raises(CommandError, match=r"nowhere\.gguf: no such file") as raised:
         run(plan, stay=False)
     assert "exit code 78" in raised.value.message
+
+
+def test_at_the_end_it_says_where_the_daemon_is_only_if_the_daemon_stays(tmp_path: Path) -> None:
+    plan = Plan(preference="short", state_folder=tmp_path, rounds=1, port=0, model="smollm2-135m")
+    folder, address = tmp_path / "demo 2", "http://127.0.0.1:8437/"
+    stays = closing_text(plan, folder, address, stay=True)
+    assert address in stays
+    assert f"edged chat --connect unix:{tmp_path}/edged.sock" in stays
+    stops = closing_text(plan, folder, address, stay=False)
+    assert address not in stops
+    assert "edged chat" not in stops
+    assert f"edged run --model smollm2-135m --state-dir '{folder}'" in stops
