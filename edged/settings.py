@@ -123,7 +123,12 @@ class ServeSection(Section):
     threads: int = _key(0, "CPU threads of the serve worker; 0: chosen from the machine.", ge=0, le=1024)
     max_queue: int = _key(256, "Requests that may wait for a slot; more get 429.", ge=0, le=100_000, live=True)
     default_max_tokens: int = _key(512, "Tokens of an answer if the request does not say.", ge=1, le=2**20, live=True)
-    gpu_layers: int = _key(0, "Blocks of the model on the GPU; -1: all of them.", ge=-1, le=1000)
+    gpu_layers: int = _key(
+        0,
+        'Blocks of the model on the GPU; -1: all of them; 0: none, or all if placement.serve_device is "cuda".',
+        ge=-1,
+        le=1000,
+    )
     start_timeout_s: float = _key(120.0, "Seconds in which the serve worker must be ready.", ge=1, le=3600)
     hang_timeout_s: float = _key(30.0, "Seconds of silence after which it is killed and started again.", ge=3, le=3600)
 
@@ -215,8 +220,18 @@ _DEVICE_EXPECTED = '"auto", "cpu", "cuda" or "cuda:N"'
 
 
 class PlacementSection(Section):
-    serve_device: str = _key("auto", "Device that serves.", pattern=_DEVICE, expected=_DEVICE_EXPECTED)
-    train_device: str = _key("auto", "Device that trains.", pattern=_DEVICE, expected=_DEVICE_EXPECTED)
+    serve_device: str = _key(
+        "auto",
+        'Device that serves; "auto": the CPU, but for the blocks that serve.gpu_layers puts on the GPU.',
+        pattern=_DEVICE,
+        expected=_DEVICE_EXPECTED,
+    )
+    train_device: str = _key(
+        "auto",
+        'Device that trains; "auto": the first NVIDIA GPU if its driver is there, else the CPU.',
+        pattern=_DEVICE,
+        expected=_DEVICE_EXPECTED,
+    )
 
 
 class ApiSection(Section):

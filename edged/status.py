@@ -12,6 +12,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from edged.records import Live, Update
 
+# What `edged.serve` counts, in words.
+COUNTER_HELP = {
+    "finished_total": "Answers that ended.",
+    "failed_total": "Answers that broke off.",
+    "refused_total": "Requests that were refused because the daemon was full or stopping.",
+    "rerun_total": "Answers that were begun again after the serve worker was lost.",
+    "completion_tokens_total": "Tokens that were generated.",
+}
 SHOWN_METRICS = ("reward/mean", "kl/live", "kl/reference", "ppo/clip_frac", "critic/explained_variance", "swap_ms")
 
 
@@ -129,26 +137,34 @@ class _Families:
     def collect(self) -> Iterator[Metric]:
         parts = self._parts
         yield _gauge("edged_adapter_version", "Version that new requests run on.", parts.live.version)
-        yield _gauge("edged_serve_active", "Answers under way.", parts.active)
+        yield _gauge("edged_serve_active", "Answers that are under way, waiting ones included.", parts.active)
         yield _gauge("edged_serve_queued", "Answers that wait for a slot.", parts.queued)
         for name, value in parts.counters.items():
-            yield CounterMetricFamily(f"edged_serve_{name.removesuffix('_total')}", f"Serving: {name}.", value=value)
-        yield _gauge("edged_learner_ratings_until_update", "Ratings that are missing.", parts.ratings_until_update)
-        yield CounterMetricFamily("edged_learner_updates", "Finished updates.", value=parts.updates_total)
-        dropped = CounterMetricFamily("edged_learner_dropped", "Ratings not trained on.", labels=["reason"])
+            yield CounterMetricFamily(f"edged_serve_{name.removesuffix('_total')}", COUNTER_HELP[name], value=value)
+        yield _gauge(
+            "edged_learner_ratings_until_update",
+            "Ratings that are missing until the next update.",
+            parts.ratings_until_update,
+        )
+        yield CounterMetricFamily(
+            "edged_learner_updates", "Updates that have a verdict, whichever it is.", value=parts.updates_total
+        )
+        dropped = CounterMetricFamily(
+            "edged_learner_dropped", "Ratings that cannot be trained on, by reason.", labels=["reason"]
+        )
         for reason, count in parts.dropped.items():
             dropped.add_metric([reason], count)
         yield dropped
-        yield _gauge("edged_store_episodes", "Stored episodes.", parts.episodes)
-        yield _gauge("edged_store_feedback", "Stored feedback rows.", parts.feedback)
-        yield _gauge("edged_store_ratings", "Current ratings.", parts.ratings)
+        yield _gauge("edged_store_episodes", "Episodes that are stored.", parts.episodes)
+        yield _gauge("edged_store_feedback", "Feedback rows that are stored, replaced ones included.", parts.feedback)
+        yield _gauge("edged_store_ratings", "Ratings that count now, the newest of each choice.", parts.ratings)
         yield from self._workers()
         if parts.latest is not None:
             yield from self._latest(parts.latest)
 
     def _workers(self) -> Iterator[Metric]:
-        rss = GaugeMetricFamily("edged_process_rss_bytes", "Resident memory.", labels=["process"])
-        ready = GaugeMetricFamily("edged_worker_ready", "1 while the worker can work.", labels=["worker"])
+        rss = GaugeMetricFamily("edged_process_rss_bytes", "Resident memory of each process.", labels=["process"])
+        ready = GaugeMetricFamily("edged_worker_ready", "Whether the worker is ready: 1 or 0.", labels=["worker"])
         rss.add_metric(["daemon"], self._parts.daemon_rss_bytes)
         for worker in self._parts.workers:
             ready.add_metric([worker.name], float(worker.state == "ready"))
@@ -158,11 +174,13 @@ class _Families:
         yield ready
 
     def _latest(self, latest: Update) -> Iterator[Metric]:
-        seconds = GaugeMetricFamily("edged_update_seconds", "Stages of the last update.", labels=["stage"])
+        seconds = GaugeMetricFamily(
+            "edged_update_seconds", "Seconds that each stage of the last update took.", labels=["stage"]
+        )
         for stage, value in latest.seconds.items():
             seconds.add_metric([stage], value)
         yield seconds
-        figures = GaugeMetricFamily("edged_update_metric", "Figures of the last update.", labels=["name"])
+        figures = GaugeMetricFamily("edged_update_metric", "Figures that the last update measured.", labels=["name"])
         for name in SHOWN_METRICS:
             if name in latest.metrics:
                 figures.add_metric([name], latest.metrics[name])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -113,6 +115,19 @@ def test_a_scrape_parses_and_shows_the_same_figures() -> None:
     assert found["edged_store_ratings", ()] == 25
     assert found["edged_update_seconds", (("stage", "train/epochs"),)] == 1.25
     assert found["edged_update_metric", (("name", "kl/live"),)] == 0.1
+
+
+def test_every_figure_of_a_scrape_is_explained_in_a_sentence() -> None:
+    counters = dict.fromkeys(status.COUNTER_HELP, 1)
+    families = list(text_string_to_metric_families(status.prometheus(parts(counters=counters))))
+    assert "Answers that ended." in {family.documentation for family in families}
+    assert [f.name for f in families if not (f.documentation[:1].isupper() and " " in f.documentation)] == []
+    assert len({family.documentation for family in families}) == len(families)
+
+
+def test_every_counter_of_serving_has_its_sentence() -> None:
+    source = (Path(status.__file__).parent / "serve" / "answers.py").read_text()
+    assert set(re.findall(r'"(\w+_total)": self', source)) == set(status.COUNTER_HELP)
 
 
 def test_a_figure_that_is_unknown_is_left_out_of_a_scrape() -> None:
