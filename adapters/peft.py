@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 PICKLE_FILES = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
 
 # Larger than rank 256 on every linear map of a 70B model; a file beyond it is no adapter.
+MAX_CONFIG_BYTES = 1024 * 1024
+MAX_ALPHA = 1e6  # beyond any use, and far from what float32 cannot hold
 MAX_WEIGHTS_BYTES = 8 * 1024**3
 
 _PREFIX = "base_model.model."
@@ -126,10 +129,10 @@ def load_peft(folder: Path, base: BaseShape) -> AdapterWeights:
 def _load_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG_FILE
     try:
-        config = json.loads(path.read_bytes())
+        config = json.loads(_read_regular(path, MAX_CONFIG_BYTES))
     except OSError as error:
         raise UnreadableAdapter(f"{path}: cannot be read ({error.strerror}); give the path of a PEFT folder") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UnreadableAdapter(f"{path}: not valid JSON ({error}); export the adapter again") from error
     if not isinstance(config, dict):
         raise UnreadableAdapter(f"{path}: expected a JSON object; export the adapter again")
@@ -164,15 +167,22 @@ def _load_tensors(folder: Path) -> dict[str, F32]:
                     "save the adapter as safetensors"
                 )
     try:
-        n_bytes = path.stat().st_size
-        if n_bytes > MAX_WEIGHTS_BYTES:
-            raise UnreadableAdapter(f"{path}: {n_bytes} bytes are too many for an adapter; check the path")
-        entries = safetensors.deserialize(path.read_bytes())  # type: ignore[no-untyped-call]  # its stub has no types
+        entries = safetensors.deserialize(_read_regular(path, MAX_WEIGHTS_BYTES))  # type: ignore[no-untyped-call]  # its stub has no types
     except OSError as error:
         raise UnreadableAdapter(f"{path}: cannot be read ({error.strerror}); export the adapter again") from error
     except safetensors.SafetensorError as error:
         raise UnreadableAdapter(f"{path}: truncated or not safetensors ({error}); copy the file again") from error
     return {name: _as_float32(path, name, entry) for name, entry in entries}
+
+
+def _read_regular(path: Path, most_bytes: int) -> bytes:
+    """The content of an ordinary file: a pipe or a device could be read for ever. Raises UnreadableAdapter, OSError."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise UnreadableAdapter(f"{path}: not an ordinary file; give the path of a PEFT folder")
+    if status.st_size > most_bytes:
+        raise UnreadableAdapter(f"{path}: {status.st_size} bytes are too many for an adapter; check the path")
+    return path.read_bytes()
 
 
 def _as_float32(path: Path, name: str, entry: Mapping[str, Any]) -> F32:
@@ -226,8 +236,10 @@ def _fold(
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
         raise UnreadableAdapter(f"{path}: r is {rank!r}, expected a positive integer; export the adapter again")
-    if not isinstance(alpha, int | float) or not (alpha > 0 and math.isfinite(alpha)):
-        raise UnreadableAdapter(f"{path}: lora_alpha is {alpha!r}, expected a positive number; export it again")
+    if not isinstance(alpha, int | float) or not 0 < alpha <= MAX_ALPHA:
+        raise UnreadableAdapter(
+            f"{path}: lora_alpha is {alpha!r}, expected a positive number up to {MAX_ALPHA:g}; export it again"
+        )
     rslora = bool(config.get("use_rslora"))
     ranks = {m: _by_pattern(path, config, "rank_pattern", m, rank) for m in pairs}
     alphas = {m: _by_pattern(path, config, "alpha_pattern", m, alpha) for m in pairs}

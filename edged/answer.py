@@ -13,7 +13,10 @@ from edged.records import Caller
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """A checked completion request. Exactly one of `messages` and `prompt` is set."""
+    """A checked completion request. Exactly one of `messages` and `prompt` is set.
+
+    stream: the reader shows events as they come; otherwise nothing of an answer is out before its end.
+    """
 
     completion_id: str
     messages: list[dict[str, Any]] | None
@@ -30,6 +33,7 @@ class Ask:
     user: str | None
     metadata: dict[str, str]
     caller: Caller
+    stream: bool = True
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

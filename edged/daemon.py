@@ -141,9 +141,9 @@ class Daemon:
                     tasks.create_task(self._report(), name="report"),
                 ]
                 code = await self._serve_until_stopped()
-                await self._drain(server)
-                for task in running:
+                for task in running:  # before its worker is stopped, or the learner would take that for a crash
                     task.cancel()
+                await self._drain(server)
         return code
 
     async def _open(self, stack: contextlib.AsyncExitStack) -> Store:
@@ -250,6 +250,7 @@ async def clear_up(store: Store, folders: Folders) -> None:
     for adapter in await store.lineage.list():
         if adapter.state == "candidate" and adapter.version not in carried:
             await store.lineage.refuse(adapter.version, "the daemon stopped before it was judged")
+    await store.lineage.skip_versions(max(await asyncio.to_thread(folders.versions), default=0))
     live = store.lineage.live().version
     for version in [live, *versions_before(await store.lineage.history(HISTORY_ROWS)), 0]:
         complaint = await asyncio.to_thread(folders.complaint_about, version)

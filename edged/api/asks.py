@@ -98,6 +98,14 @@ User = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 Tokens = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
+GREEDY_BELOW = 0.01  # a distribution this sharp is a choice already, and its logits overflow
+
+
+def sampled_at(temperature: float) -> float:
+    """The temperature that the engine is given: clients write 1e-8 and mean 0."""
+    return 0.0 if temperature < GREEDY_BELOW else temperature
+
+
 class ChatMessage(Body):
     """One turn. An assistant's message of an earlier answer can be sent back as it came."""
 
@@ -191,11 +199,12 @@ class ChatRequest(SamplingRequest):
 
     def ask(self, completion_id: str, caller: Caller) -> Ask:
         return Ask(
+            stream=self.stream,
             completion_id=completion_id,
             messages=[message.plain() for message in self.messages],
             prompt=None,
             n=self.n,
-            temperature=self.temperature,
+            temperature=sampled_at(self.temperature),
             top_p=self.top_p,
             top_k=self.top_k,
             seed=self.seed,
@@ -220,11 +229,12 @@ class TextRequest(SamplingRequest):
 
     def ask(self, completion_id: str, caller: Caller) -> Ask:
         return Ask(
+            stream=self.stream,
             completion_id=completion_id,
             messages=None,
             prompt=self.prompt,
             n=self.n,
-            temperature=self.temperature,
+            temperature=sampled_at(self.temperature),
             top_p=self.top_p,
             top_k=self.top_k,
             seed=self.seed,

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
 from edged.api.connection import Connection, ConnectionLimits, connection_config
-from edged.api.listen import Listener
+from edged.api.listen import BACKLOG, Listener
 from edged.api.peer import Shutdown
 
 logger = logging.getLogger(__name__)
@@ -56,9 +56,9 @@ class HttpServer:
         for listener in self._listeners:
             listener.sock.setblocking(False)
             if listener.sock.family == socket.AF_UNIX:
-                server = await loop.create_unix_server(self._connection, sock=listener.sock)
+                server = await loop.create_unix_server(self._connection, sock=listener.sock, backlog=BACKLOG)
             else:
-                server = await loop.create_server(self._connection, sock=listener.sock)
+                server = await loop.create_server(self._connection, sock=listener.sock, backlog=BACKLOG)
             self._servers.append(server)
             logger.info("listening on %s", listener.address)
 

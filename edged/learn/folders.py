@@ -84,7 +84,8 @@ class Folders:
 
     def candidate(self, update_id: int, version: int) -> Path:
         """Where the candidate's adapter folder lies: in the job, or already among the published ones."""
-        return self.versions().get(version) or self.job(update_id) / protocol.OUT_FOLDER / "adapter"
+        trained = self.job(update_id) / protocol.OUT_FOLDER / "adapter"
+        return trained if trained.is_dir() else self.versions().get(version, trained)
 
     def publish(self, candidate: Path, checkpoint: Path | None, version: int) -> tuple[str, str]:
         """Move a candidate, and its training state, to where published ones lie; its folder name and its hash.
@@ -94,6 +95,9 @@ class Folders:
         sha256 = manifest.verify(candidate).adapter_sha256
         destination = self.adapters / store.folder_name(version, sha256)
         if candidate != destination:
+            for found in store.list_versions(self.adapters):
+                if found.version == version:  # left behind by a database that is no longer there
+                    store.remove_version(found)
             store.publish_folder(candidate, destination)
         if checkpoint is not None and checkpoint.is_dir():
             target = self.checkpoints / f"v{version}"
@@ -134,7 +138,8 @@ class Folders:
         store.write_current(self._state_folder, None if path is None else path.name)
 
     def _forget_old_checkpoints(self) -> None:
-        found = sorted(self.checkpoints.glob("v*"), key=lambda path: int(path.name[1:]), reverse=True)
+        kept = [path for path in self.checkpoints.glob("v*") if path.name[1:].isdigit()]
+        found = sorted(kept, key=lambda path: int(path.name[1:]), reverse=True)
         for path in found[CHECKPOINTS_KEPT:]:
             shutil.rmtree(path)
 

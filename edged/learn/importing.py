@@ -119,6 +119,9 @@ class Importer:
             raise Refused(
                 503, "engine_unavailable", f"the adapter could not be judged: {lost}", retry_after_s=10
             ) from lost
+        except Exception as error:
+            await self._lineage.refuse(candidate.version, f"it could not be judged: {type(error).__name__}: {error}")
+            raise
         finally:
             await asyncio.to_thread(shutil.rmtree, spool, ignore_errors=True)
 

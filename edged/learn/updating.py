@@ -96,8 +96,7 @@ class Updater:
                 return result
             if attempts >= self._max_attempts():
                 raise WorkerLost(f"{attempts} attempts")
-            attempts += 1
-            await self._updates.set_state(update.id, "training", attempts=attempts)
+            await self._updates.set_state(update.id, "training")
             self._on_stage(update, "training")
             began = time.monotonic()
             try:
@@ -106,6 +105,9 @@ class Updater:
                 began = time.monotonic()
                 return await self._trainer.train(job.job_id, self._folders.job(update.id))
             except WorkerLost as lost:
+                # Counted when it is seen, so that stopping or killing the daemon costs the update nothing.
+                attempts += 1
+                await self._updates.set_state(update.id, "training", attempts=attempts)
                 log.warning("update %d, attempt %d of %d: %s", update.id, attempts, self._max_attempts(), lost)
             finally:
                 seconds["train"] = seconds.get("train", 0.0) + time.monotonic() - began

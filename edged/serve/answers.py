@@ -238,7 +238,8 @@ class Answers:
             match message:
                 case _Lost():
                     answer.sent = False
-                    if not answer.shown and answer.runs < RUNS_MAX:
+                    if not answer.is_out and answer.runs < RUNS_MAX:
+                        answer.forget()
                         return False
                     raise Refused(
                         503,
@@ -273,18 +274,19 @@ class Answers:
                 if message.text or message.tokens:
                     self._start(answer)
                     tokens = tuple(_token_entry(token) for token in message.tokens)
-                    answer.events.put_nowait(Piece(choice=message.choice, text=message.text, tokens=tokens))
+                    answer.tell(Piece(choice=message.choice, text=message.text, tokens=tokens))
             case protocol.ChoiceDone():
                 episode = self._episode(answer, message)
                 episode_id = await self._episodes.add(episode)
                 self._on_episode(episode_id, episode)
                 self._start(answer)
-                answer.events.put_nowait(Ended(choice=message.choice, finish_reason=message.finish_reason))
+                answer.recorded = True
+                answer.tell(Ended(choice=message.choice, finish_reason=message.finish_reason))
 
     def _start(self, answer: _Answer) -> None:
-        if not answer.shown:
-            answer.shown = True
-            answer.events.put_nowait(
+        if not answer.started:
+            answer.started = True
+            answer.tell(
                 Started(
                     version=answer.version, fingerprint=self.fingerprint(answer.version), created_at=answer.created_at
                 )
@@ -294,13 +296,14 @@ class Answers:
         self.completion_tokens_total += done.completion_tokens
         took_s = time.monotonic() - answer.began
         self._sequence_s += SEQUENCE_S_WEIGHT * (took_s - self._sequence_s)
-        answer.events.put_nowait(
+        answer.tell(
             Usage(
                 prompt_tokens=done.prompt_tokens,
                 cached_tokens=done.cached_tokens,
                 completion_tokens=done.completion_tokens,
             )
         )
+        answer.let_out()
 
     def _episode(self, answer: _Answer, done: protocol.ChoiceDone) -> Episode:
         ask = answer.ask
@@ -333,7 +336,10 @@ class Answers:
 
 
 class _Answer:
-    """An answer under way. `sent`: a worker has it. `shown`: its reader has got something. `began`: monotonic."""
+    """An answer under way. `sent`: a worker has it. `began`: monotonic.
+
+    Events of an answer that is not streamed are held back until its end, so that it can be run again.
+    """
 
     def __init__(self, ask: Ask) -> None:
         self.ask = ask
@@ -346,8 +352,33 @@ class _Answer:
         self.prompt_ids: tuple[int, ...] = ()
         self.runs = 0
         self.sent = False
-        self.shown = False
+        self.started = False
+        self.recorded = False
+        self.held: list[AnswerEvent] = []
         self.abandoned = False
+
+    @property
+    def is_out(self) -> bool:
+        """Whether its reader, or the store, has got something of it: it can then not be run again."""
+        return self.recorded or (self.started and self.ask.stream)
+
+    def tell(self, event: AnswerEvent) -> None:
+        """Pass an event on, at once or at the end."""
+        if self.ask.stream:
+            self.events.put_nowait(event)
+        else:
+            self.held.append(event)
+
+    def let_out(self) -> None:
+        """The answer is whole: everything that was held back goes out."""
+        for event in self.held:
+            self.events.put_nowait(event)
+        self.held.clear()
+
+    def forget(self) -> None:
+        """Be as if nothing had been made of it yet."""
+        self.started = False
+        self.held.clear()
 
 
 def _generate(ask: Ask, default_max_tokens: int) -> protocol.Generate:

@@ -88,6 +88,14 @@ class Lineage:
 
         return await self._database.read(read)
 
+    async def skip_versions(self, used: int) -> None:
+        """Give no version up to `used` any more: folders with these numbers lie on the disk."""
+
+        def raise_counter(connection: apsw.Connection) -> None:
+            connection.execute("UPDATE counters SET value = max(value, ?) WHERE name = 'version'", (used,))
+
+        await self._database.write(raise_counter)
+
     async def set_metrics(self, version: int, metrics: dict[str, float]) -> None:
         """Lay `metrics` over those of the version."""
         await self._database.write(lambda connection: merge_metrics(connection, version, metrics))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 
 import numpy as np
 import pytest
@@ -273,3 +274,24 @@ def test_a_config_that_is_not_a_json_object_is_refused(folder, base, content):
 def test_a_missing_folder_is_refused(tmp_path, base):
     with pytest.raises(UnreadableAdapter, match="give the path of a PEFT folder"):
         load_peft(tmp_path / "nowhere", base)
+
+
+@pytest.mark.parametrize("name", [CONFIG_FILE, WEIGHTS_FILE])
+def test_a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(folder, base, name):
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(UnreadableAdapter, match="ordinary file"):
+        load_peft(folder, base)
+
+
+def test_a_scale_that_float32_cannot_hold_is_unreadable(folder, base):
+    change_config(folder, lora_alpha=1e300)
+    with pytest.raises(UnreadableAdapter, match="lora_alpha"):
+        load_peft(folder, base)
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, " " * 2_000_000], ids=["deep", "large"])
+def test_a_configuration_that_no_adapter_has_is_unreadable(folder, base, text):
+    (folder / CONFIG_FILE).write_text(text)
+    with pytest.raises(UnreadableAdapter, match=CONFIG_FILE):
+        load_peft(folder, base)

@@ -366,7 +366,6 @@ def test_the_base_is_as_far_away_as_an_adapter_has_effect(tmp_path: Path) -> Non
     at_desk(tmp_path, scenario)
 
 
-
 def test_an_import_is_announced_with_what_became_of_it(tmp_path: Path) -> None:
     async def scenario(desk: Desk) -> None:
         await desk.operator.import_adapter("/somewhere", caller=OPERATOR)

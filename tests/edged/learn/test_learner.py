@@ -328,7 +328,7 @@ def test_an_unfinished_update_is_carried_at_the_start(in_box: InBox) -> None:
         jobs = keep_jobs(box)
         await learned(box)
         assert jobs == [job]
-        assert (box.finished[0].id, box.finished[0].verdict, box.finished[0].attempts) == (1, "published", 2)
+        assert (box.finished[0].id, box.finished[0].verdict, box.finished[0].attempts) == (1, "published", 0)
         assert len(await box.store.updates.list(10)) == 1
 
     in_box(killed)

@@ -378,6 +378,26 @@ def test_an_answer_is_made_again_if_the_worker_dies_before_anything_was_shown() 
     run(scenario)
 
 
+def test_an_answer_that_is_not_streamed_is_run_again_as_long_as_no_choice_was_recorded() -> None:
+    async def scenario() -> None:
+        serve = Serve()
+        reader = serve.read(ask(stream=False))
+        await serve.settle()
+        serve.says(begun(version=2), chunk("lost"))
+        await serve.settle()
+        assert reader.got == []
+        serve.worker_dies()
+        serve.worker_ready()
+        await serve.settle()
+        serve.says(begun(version=3), chunk("whole"), choice_done(text="whole"), request_done())
+        await reader.end()
+        assert [type(event).__name__ for event in reader.got] == ["Started", "Piece", "Ended", "Usage"]
+        assert (reader.got[0].version, reader.got[1].text) == (3, "whole")
+        assert serve.answers.counters()["rerun_total"] == 1
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("shown", [chunk("Be"), choice_done()])
 def test_an_answer_that_was_shown_in_part_is_interrupted_if_the_worker_dies(shown: protocol.Message) -> None:
     async def scenario() -> None:

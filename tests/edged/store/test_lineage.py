@@ -196,3 +196,12 @@ def test_metrics_are_laid_over_those_that_are_there(in_store: InStore, operator:
         assert (await store.lineage.get(1)).metrics == {"lora/norm": 2.0, "gate/canary_gap": 0.1}
 
     in_store(scenario)
+
+
+def test_versions_whose_folders_lie_on_the_disk_are_skipped(in_store: InStore, operator: Caller) -> None:
+    async def scenario(store: Store) -> None:
+        await store.lineage.skip_versions(6)
+        await store.lineage.skip_versions(2)
+        assert await imported(store, operator, publish=False) == 7
+
+    in_store(scenario)
