@@ -31,9 +31,9 @@ class Rollout:
     replay: bool
     trunk: torch.Tensor  # [T, D]
     features: torch.Tensor  # [R, D + 2]
-    behaviour: torch.Tensor  # [R], by the serving engine
-    old: torch.Tensor  # [R], by the trainer under the adapter that sampled
-    parent: torch.Tensor  # [R]
+    on_policy: bool  # the parent itself sampled it
+    behaviour: torch.Tensor  # [R], by the serving engine under whichever adapter sampled
+    parent: torch.Tensor  # [R], by the trainer: pi_old
     reference: torch.Tensor  # [R]
     entropy: torch.Tensor  # [R], of the parent
 
@@ -54,9 +54,7 @@ def gather(
 ) -> list[Rollout]:
     """Everything about the episodes that does not change during the update. Raises EngineFault."""
     episodes = [rated.episode for rated in used]
-
     scorer.remember(episodes, [scorer.first_layer(lora)] * len(episodes), tick)
-    old = scorer.measure(episodes, [episode.adapter for episode in episodes], tick)
     parent = scorer.measure(episodes, [job.parent] * len(episodes), tick)
     reference = scorer.measure(episodes, [job.reference] * len(episodes), tick)
     device = scorer.base.device
@@ -69,13 +67,13 @@ def gather(
             replay=rated.replay,
             trunk=scorer.trunk(rated.episode, lora),
             features=scorer.features(rated.episode),
+            on_policy=rated.episode.adapter.version == job.parent.version,
             behaviour=torch.tensor(rated.episode.logprobs, dtype=torch.float32, device=device),
-            old=old_.scaled,
             parent=parent_.scaled,
             reference=reference_.scaled,
             entropy=parent_.entropy,
         )
-        for rated, old_, parent_, reference_ in zip(used, old, parent, reference, strict=True)
+        for rated, parent_, reference_ in zip(used, parent, reference, strict=True)
     ]
 
 
@@ -119,7 +117,7 @@ def judge(settings: PpoSettings, rollouts: Sequence[Rollout], critic: Critic) ->
             values=value,
             returns=returns.to(value.device),
             advantages=advantage.to(value.device),
-            weights=ppo.importance_weights(rollout.old, rollout.behaviour, settings.importance_cap),
+            weights=ppo.importance_weights(rollout.parent, rollout.behaviour, settings.importance_cap),
         )
         for rollout, value, (_, returns), advantage in zip(rollouts, values, estimated, whitened, strict=True)
     ]
@@ -132,7 +130,8 @@ def batch_metrics(judged: Sequence[Judged], critic: Critic) -> dict[str, float]:
     returns = torch.cat([one.returns for one in judged])
     weights = torch.cat([one.weights for one in judged])
     fitted = torch.cat([predict_values(critic, one.rollout.features) for one in judged])
-    gap = torch.cat([one.rollout.old - one.rollout.behaviour for one in judged])
+    # What is left between two logprobs of one adapter is the engines' rounding; of two adapters, also their distance.
+    gaps = [one.rollout.parent - one.rollout.behaviour for one in judged if one.rollout.on_policy]
     return {
         "reward/mean": float(rewards.mean()),
         "reward/std": float(rewards.std(correction=0)),
@@ -142,7 +141,8 @@ def batch_metrics(judged: Sequence[Judged], critic: Critic) -> dict[str, float]:
         "tokens/prompt": float(sum(one.rollout.prompt_tokens for one in judged)),
         "is/weight_mean": float(weights.mean()),
         "is/ess": ppo.effective_sample_share(weights),
-        "is/engine_gap": float(gap.abs().mean()),
+        "is/on_policy": len(gaps) / len(judged),
+        **({"is/engine_gap": float(torch.cat(gaps).abs().mean())} if gaps else {}),
         "entropy/parent": float(torch.cat([one.rollout.entropy for one in judged]).mean()),
         "critic/value_mean": float(torch.cat([one.values for one in judged]).mean()),
         "critic/explained_variance": explained_variance(torch.cat([one.values for one in judged]), returns),

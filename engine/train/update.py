@@ -1,6 +1,6 @@
 """One PPO update, read from top to bottom: a batch of rated answers in, a better adapter and critic out.
 
-    gather      trunk states, old, parent and reference log-probabilities of every episode (cached where scored ahead)
+    gather      trunk states, parent and reference log-probabilities of every episode (cached where scored ahead)
     warm up     a fresh critic is fitted to the batch before anything is judged by it; the actor does not move
     judge       values, advantages (GAE), whitened over the batch
     optimise    epochs x minibatches: clipped policy loss and KL to the reference on the actor, clipped value loss on
@@ -12,8 +12,10 @@ The result is a pure function of the job, the parent's and the checkpoint's tens
 same threads, whatever was scored ahead. Nothing is written here (`engine.train.job`), and the base never changes.
 
 Departures from the PPO paper: rewards are a person's, one a prompt, on the last token; the critic is apart from the
-actor; old log-probabilities come from the trainer and a truncated weight corrects for the serving engine (decoupled
-PPO); separate clip bounds; a KL penalty in the loss. Dropout does not exist here.
+actor; separate clip bounds; a KL penalty in the loss. And PPO is decoupled: the clip bounds the move away from the
+parent, whoever sampled the answer, and a truncated weight parent / behaviour corrects for the sampler (an older
+adapter, another engine's rounding). Clipping against the sampler instead would stop a replayed answer from teaching as
+soon as the policy has moved by the clip since it was given: with rare liked answers that costs most of the learning.
 
 Dimension letters: N tokens of completions, D width of the stream.
 """
@@ -95,7 +97,7 @@ def optimise(job: TrainJob, judged: Sequence[Judged], learner: Learner, scorer: 
             tick("optimise", len(steps), total)
             chosen = [judged[i] for i in minibatch]
             gradients, figures = _actor_gradients(settings, chosen, learner.lora, scorer, tick)
-            if figures["kl/live"] > settings.live_kl_max:
+            if figures["ppo/approx_kl"] > settings.live_kl_max:
                 stopped_early = 1.0
                 break
             figures["grad_norm"] = adamw.clip_by_norm(gradients, settings.max_grad_norm)
@@ -148,7 +150,7 @@ def _actor_gradients(
         for gradient, other in zip(gradients, more, strict=True):
             gradient.add_(other)
         sums = torch.cat(((sums[:-1] + figures[:-1]), torch.maximum(sums[-1:], figures[-1:])))
-    names = ("ppo/policy_loss", "kl/reference_loss", "ppo/approx_kl", "kl/live", "ppo/clip_frac", "ppo/ratio_mean")
+    names = ("ppo/policy_loss", "kl/reference_loss", "ppo/approx_kl", "ppo/clip_frac", "ppo/ratio_mean")
     means = dict(zip(names, (sums[:-1] / n_tokens).tolist(), strict=True))
     return gradients, {**means, "ppo/ratio_max": float(sums[-1])}
 
@@ -164,7 +166,7 @@ def _micro_step(
     own = dataclasses.replace(lora, matrices=dict(zip(lora.matrices, pairs, strict=True)))
     with torch.enable_grad():
         logprobs = completion_logprobs(rollouts, own, scorer)
-        old = torch.cat([rollout.old for rollout in rollouts])
+        old = torch.cat([rollout.parent for rollout in rollouts])
         policy = ppo.policy_loss(
             logprobs,
             old,
@@ -175,9 +177,8 @@ def _micro_step(
         )
         penalty = settings.kl_coef * ppo.kl_k3(logprobs, torch.cat([rollout.reference for rollout in rollouts]))
         gradients = list(torch.autograd.grad((policy.loss + penalty).sum() / n_tokens, leaves))
-    now = logprobs.detach()
-    live = ppo.kl_k3(now, torch.cat([rollout.parent for rollout in rollouts]))
-    sums = (policy.loss.detach(), penalty.detach(), ppo.kl_k3(now, old), live, policy.clipped.float(), policy.ratio)
+    moved = ppo.kl_k3(logprobs.detach(), old)
+    sums = (policy.loss.detach(), penalty.detach(), moved, policy.clipped.float(), policy.ratio)
     return gradients, torch.stack([*(one.sum() for one in sums), policy.ratio.max()])
 
 
@@ -270,7 +271,7 @@ def _summary(steps: Sequence[dict[str, float]]) -> dict[str, float]:
     summary["ppo/ratio_max"] = max(step["ppo/ratio_max"] for step in steps)
     summary["ppo/approx_kl"] = steps[-1]["ppo/approx_kl"]
     summary["ppo/first_ratio_max"] = steps[0]["ppo/ratio_max"]
-    summary["ppo/first_kl"] = steps[0]["kl/live"]
+    summary["ppo/first_kl"] = steps[0]["ppo/approx_kl"]
     return summary
 
 

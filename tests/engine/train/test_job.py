@@ -91,6 +91,25 @@ def test_t_lp_3_the_ratio_is_one_after_saving_and_loading_an_adapter_too(
     assert metrics["kl/reference_loss"] > 0
 
 
+def test_t_is_1_a_replayed_answer_is_weighted_against_its_sampler_and_clipped_against_the_parent(
+    scorer: Scorer, sample_episodes: MakeEpisodes, tmp_path: Path
+) -> None:
+    parent = publish_lora(tmp_path / "v1", random_lora(scorer.base), 1)
+    episodes = sample_episodes(10)  # by the base, so the parent is another policy
+    one_step = dataclasses.replace(PPO, epochs=1, minibatches=1)
+    job = make_job(episodes, parent=parent, version=2, ppo=one_step)
+    metrics = run(write_job(tmp_path / "job", job), scorer).metrics
+    only = [rated.episode for rated in episodes]
+    new, old = (scorer.measure(only, [adapter] * len(only), silent) for adapter in (parent, BASE))
+    weights = torch.cat([(a.scaled - b.scaled).exp() for a, b in zip(new, old, strict=True)]).clamp(max=2.0)
+    assert metrics["is/weight_mean"] == pytest.approx(float(weights.mean()), rel=1e-4)
+    assert 0.0 < metrics["is/ess"] < 1.0
+    assert metrics["ppo/ratio_max"] == pytest.approx(1.0, abs=1e-5)
+    assert metrics["ppo/clip_frac"] == 0.0
+    assert metrics["is/on_policy"] == 0.0
+    assert "is/engine_gap" not in metrics
+
+
 def test_t_lora_4_the_base_is_bit_identical_after_an_update(
     scorer: Scorer, sample_episodes: MakeEpisodes, tmp_path: Path
 ) -> None:
