@@ -83,6 +83,7 @@ class Engines:
 
 @pytest.fixture(scope="module")
 def engines(packaged_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    torch.set_num_threads(1)
     sha256 = hashlib.sha256(packaged_model.read_bytes()).hexdigest()
     cache = tmp_path_factory.mktemp("cache")
     base = load_base(str(packaged_model), sha256, str(cache), "float32", "cpu")

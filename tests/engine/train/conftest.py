@@ -20,6 +20,12 @@ from tests.engine.train.tiny import BASE, LORA, silent, write_tiny_model
 MakeEpisodes = Callable[..., list[RatedEpisode]]
 
 
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    """Tiny products split over the cores of a busy machine would wait for one another."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny")
