@@ -213,8 +213,15 @@ class Operator:
         return await self._audit.list(limit)
 
     def _require_files(self, version: int) -> None:
-        """Refuse a version whose files are gone before anything changes."""
-        if version and not self.adapter_folder(version).is_dir():
+        """Refuse a published version whose files are gone before anything changes.
+
+        Of a version that was never published the store says why it cannot be live.
+        """
+        try:
+            folder = None if version == 0 else self.adapter_folder(version)
+        except Refused:
+            return
+        if folder is not None and not folder.is_dir():
             raise Refused(409, "no_files", f"the files of version {version} are not on this box any more")
 
     async def _version_before(self) -> int:
