@@ -27,3 +27,26 @@ class Refused(Exception):
         self.message = message
         self.param = param
         self.retry_after_s = retry_after_s
+
+
+class Inability(Exception):
+    """A failure of the daemon's surroundings, such as a full disk, that a caller can only wait out.
+
+    `refused` is what the caller is told. It is not a `Refused` itself, so that no part takes it for a "no" to its own
+    request.
+    """
+
+    def __init__(self, message: str, *, code: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.refused = Refused(503, code, message, retry_after_s=retry_after_s)
+
+
+def refusal_of(error: Exception) -> Refused | None:
+    """What a caller is told of `error`; None for a fault of the daemon, of which only the log tells."""
+    match error:
+        case Refused():
+            return error
+        case Inability():
+            return error.refused
+        case _:
+            return None

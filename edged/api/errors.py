@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edged.refusal import Refused
+from edged.refusal import Refused, refusal_of
 
 logger = logging.getLogger(__name__)
 
@@ -128,4 +128,4 @@ class Errors:
                 raise  # the connection is cut: a truncated answer must not look like a whole one
             if not isinstance(error, Refused):
                 logger.exception("%s %s failed", scope.get("method"), scope.get("path"))
-            await error_response(error if isinstance(error, Refused) else INTERNAL)(scope, receive, send)
+            await error_response(refusal_of(error) or INTERNAL)(scope, receive, send)

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from edged.api.errors import INTERNAL, error_body
 from edged.api.peer import shutdown_of
-from edged.refusal import Refused
+from edged.refusal import Refused, refusal_of
 
 logger = logging.getLogger(__name__)
 
@@ -89,9 +89,9 @@ class EventStream(Response):
             return
         except Refused as refused:
             await _send_frame(send, sse_data(error_body(refused)))
-        except Exception:
+        except Exception as error:
             logger.exception("%s failed in the middle of its stream", scope["path"])
-            await _send_frame(send, sse_data(error_body(INTERNAL)))
+            await _send_frame(send, sse_data(error_body(refusal_of(error) or INTERNAL)))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _pump(self, send: Send) -> None:

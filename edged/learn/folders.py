@@ -41,8 +41,12 @@ class Folders:
             folder.mkdir(exist_ok=True)
             store.remove_leftovers(folder)
         for folder in self.spool.iterdir():
-            if folder not in kept:
+            if folder in kept:
+                continue
+            if folder.is_dir() and not folder.is_symlink():
                 shutil.rmtree(folder)
+            else:
+                folder.unlink()
 
     def job(self, update_id: int) -> Path:
         return self.spool / f"update-{update_id}"
@@ -149,7 +153,7 @@ def _read(record: type[T], path: Path) -> T:
     try:
         plain = msgpack.unpackb(path.read_bytes())
     except ValueError as error:
-        raise protocol.WireError(f"{path}: damaged: {error}") from error
+        raise protocol.WireError(f"{path}: damaged: {error or type(error).__name__}") from error
     return protocol.from_map(record, plain)
 
 
