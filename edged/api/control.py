@@ -12,7 +12,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import Field, StringConstraints
 
 from edged.api.access import Access
-from edged.api.bodies import Body, describe, json_body
+from edged.api.bodies import Body, describe, json_body, optional_json_body
 from edged.api.feedback import feedback_object
 from edged.api.peer import shutdown_of
 from edged.api.ports import Control, EpisodeBook, KeyRing
@@ -33,11 +33,16 @@ class KeyRequest(Body):
     scopes: Annotated[list[Scope], Field(min_length=1, max_length=3)]
 
 
+class EmptyRequest(Body):
+    """Nothing is asked for; a body may be left out."""
+
+
 def control_routes(control: Control, access: Access) -> APIRouter:
     """What the daemon does, and the learner's switches."""
     router = APIRouter(tags=["control"])
     any_caller = Depends(access.require(None))
     operator = Depends(access.require("admin"))
+    empty_body = Depends(optional_json_body(EmptyRequest))
 
     @router.get("/v1/status", summary="Everything at a glance", dependencies=[any_caller])
     async def status() -> dict[str, Any]:
@@ -53,16 +58,16 @@ def control_routes(control: Control, access: Access) -> APIRouter:
         unheard = frozenset() if "feedback" in caller.scopes else frozenset({"feedback"})
         return EventStream(_event_frames(control, unheard, shutdown_of(request.scope).closing))
 
-    @router.post("/v1/train", summary="Make an update of the ratings that there are")
+    @router.post("/v1/train", summary="Make an update of the ratings that there are", dependencies=[empty_body])
     async def train(caller: Caller = operator) -> dict[str, Any]:
         return await control.train(caller=caller)
 
-    @router.post("/v1/pause", summary="Stop learning; ratings are still kept")
+    @router.post("/v1/pause", summary="Stop learning; ratings are still kept", dependencies=[empty_body])
     async def pause(caller: Caller = operator) -> dict[str, Any]:
         await control.pause(caller=caller)
         return {"paused": True}
 
-    @router.post("/v1/resume", summary="Learn again")
+    @router.post("/v1/resume", summary="Learn again", dependencies=[empty_body])
     async def resume(caller: Caller = operator) -> dict[str, Any]:
         await control.resume(caller=caller)
         return {"paused": False}

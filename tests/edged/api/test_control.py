@@ -49,6 +49,18 @@ def test_train_pause_and_resume_reach_the_learner(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("path", ["/v1/train", "/v1/pause", "/v1/resume"])
+def test_a_switch_takes_no_body_that_means_something_else(tmp_path: Path, path: str) -> None:
+    async def run() -> None:
+        async with serving(tmp_path) as light:
+            broken = await light.unix.post(path, content=b"{nonsense")
+            assert (broken.status_code, broken.json()["error"]["code"]) == (400, "invalid_json")
+            meant = await light.unix.post(path, json={"if_live": 3})
+            assert (meant.status_code, meant.json()["error"]["param"]) == (400, "if_live")
+
+    asyncio.run(run())
+
+
 def test_episodes_carry_the_feedback_that_counts(tmp_path: Path) -> None:
     async def run() -> None:
         async with serving(tmp_path) as light:
