@@ -60,6 +60,7 @@ class Scorer:
         self._known: collections.OrderedDict[int, _Known] = collections.OrderedDict()
         self._known_bytes = 0
         self._adapters: collections.OrderedDict[int, Lora] = collections.OrderedDict()
+        self._probe_trunks: dict[tuple[tuple[int, ...], int], torch.Tensor] = {}
 
     @property
     def n_cached(self) -> int:
@@ -151,18 +152,30 @@ class Scorer:
     def measure_probes(
         self, probes: Sequence[ProbeTokens], lora: Lora | None, tick: Callable[[], None]
     ) -> list[tuple[float, ...]]:
-        """Per probe, the log-probability of each completion token at temperature 1."""
+        """Per probe, the log-probability of each completion token at temperature 1.
 
-        def work(probe: ProbeTokens) -> tuple[float, ...]:
-            ids = probe.prompt_ids + probe.completion_ids
-            n_layers = self.base.config.shape.n_layers
-            with torch.no_grad():
-                stream = decoder.run_blocks(
-                    self.base, decoder.embed(self.base, ids), decoder.pack(self.base, [len(ids)]), lora, 0, n_layers
-                )
+        The probes are the same at every update, so what lies below the adapted blocks is kept.
+        """
+        first, n_layers = self.first_layer(lora), self.base.config.shape.n_layers
+        keys = [(probe.prompt_ids + probe.completion_ids, first) for probe in probes]
+        self._probe_trunks = {key: trunk for key, trunk in self._probe_trunks.items() if key in keys}
+
+        @torch.no_grad()
+        def run_trunk(key: tuple[tuple[int, ...], int]) -> torch.Tensor:
+            packing = decoder.pack(self.base, [len(key[0])])
+            return decoder.run_blocks(self.base, decoder.embed(self.base, key[0]), packing, None, 0, first)
+
+        missing = [key for key in dict.fromkeys(keys) if key not in self._probe_trunks]
+        self._probe_trunks.update(zip(missing, self.lanes.map(run_trunk, missing, tick), strict=True))
+
+        @torch.no_grad()
+        def work(i: int) -> tuple[float, ...]:
+            trunk, probe = self._probe_trunks[keys[i]], probes[i]
+            packing = decoder.pack(self.base, [trunk.shape[0]])
+            stream = decoder.run_blocks(self.base, trunk, packing, lora, first, n_layers)
             return tuple(self._measure_completion(stream, probe.prompt_ids, probe.completion_ids, 1.0).raw.tolist())
 
-        return self.lanes.map(work, probes, tick)
+        return self.lanes.map(work, range(len(probes)), tick)
 
     def first_layer(self, lora: Lora | None) -> int:
         """The block whose input is the cached trunk for this adapter."""

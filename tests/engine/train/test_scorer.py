@@ -98,6 +98,14 @@ def test_an_adapter_below_the_usual_layers_is_scored_too(
     torch.testing.assert_close(found.raw, peer_logprobs(adapted, ids, n, 1.0), rtol=1e-4, atol=1e-4)
 
 
+def test_probes_scored_again_give_the_same_and_only_the_newest_are_kept(scorer: Scorer) -> None:
+    first = [ProbeTokens(prompt_ids=(3, 4), completion_ids=(5, 6)), ProbeTokens(prompt_ids=(7,), completion_ids=(8,))]
+    once = scorer.measure_probes(first, None, silent)
+    assert scorer.measure_probes(first, None, silent) == once
+    scorer.measure_probes(first[:1], None, silent)
+    assert len(scorer._probe_trunks) == 1
+
+
 def test_probes_are_scored_at_temperature_one(scorer: Scorer, tiny_peer: Any) -> None:
     probe = ProbeTokens(prompt_ids=(4, 5, 6), completion_ids=(7, 8))
     (found,) = scorer.measure_probes([probe], None, silent)
