@@ -12,6 +12,7 @@ leaves either a whole result or a job to run again. A job that fails leaves noth
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 
 import msgpack
@@ -106,8 +107,10 @@ def _train(job: TrainJob, folder: Path, scorer: Scorer, tick: Tick) -> TrainResu
     parent = scorer.adapter(job.parent)
     learner = _learner(job, parent, scorer)
     outcome = run_update(job, selection.used, learner, scorer, tick)
+    began = time.perf_counter()
     parent_canary = scorer.measure_probes(job.probes, parent, lambda: tick("canary", 0, 0))
     canary = scorer.measure_probes(job.probes, learner.lora, lambda: tick("canary", 0, 0))
+    outcome.seconds["canary"] = time.perf_counter() - began
     return _publish(job, folder, learner, outcome, selection.dropped, (canary, parent_canary), scorer.base.name)
 
 
