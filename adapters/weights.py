@@ -73,11 +73,6 @@ class AdapterWeights:
         """Factor of B @ A in every module's effect."""
         return self.alpha / self.rank
 
-    @property
-    def n_parameters(self) -> int:
-        """Count of trained numbers."""
-        return sum(a.size + b.size for a, b in self.matrices.values())
-
     def check_finite(self) -> None:
         """Raise NotFiniteAdapter if any matrix holds NaN or infinity, naming the first module."""
         for module, pair in self.matrices.items():

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from edged.records import Live, Update
+from edged.times import rfc3339
 
 # What `edged.serve` counts, in words.
 COUNTER_HELP = {
@@ -58,11 +58,6 @@ class Parts:
     ratings: int
     workers: tuple[WorkerView, ...]
     daemon_rss_bytes: int
-
-
-def rfc3339(at: float) -> str:
-    """Unix seconds as RFC 3339 in UTC."""
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def status(parts: Parts) -> dict[str, Any]:

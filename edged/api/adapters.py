@@ -22,9 +22,9 @@ from starlette.responses import Response, StreamingResponse
 from edged.api.access import Access
 from edged.api.bodies import Body, describe, json_body, optional_json_body
 from edged.api.ports import Control
-from edged.api.times import rfc3339
 from edged.records import Adapter, Caller, Live
 from edged.refusal import Refused
+from edged.times import rfc3339
 
 COPY_BYTES = 256 * 1024
 VERSION_MAX = 2**63 - 1

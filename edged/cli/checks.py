@@ -23,7 +23,6 @@ from edged.cli.connect import refusal_of_socket
 Level = Literal["ok", "warn", "fail"]
 
 MIN_PYTHON = (3, 11)
-FIXED_SQLITE = (3, 51, 3)  # the first release without the WAL-reset bug (3.7.0 to 3.51.2), which can lose a commit
 NEEDED_BYTES = 2_500_000_000  # daemon and both workers with a 135M model
 MIN_FREE_DISK_BYTES = 2_000_000_000
 SLOW_FSYNC_MS = 30.0  # every acknowledged rating waits for one
@@ -67,13 +66,15 @@ def check_python(version: tuple[int, ...] = sys.version_info[:3]) -> Finding:
 
 def check_sqlite(version: str | None = None) -> Finding:
     """The SQLite that edged uses (the one in apsw), or `version`, as in "3.51.3"."""
+    from edged.store.database import SQLITE_MIN
+
     if version is None:
         import apsw
 
         version = apsw.sqlite_lib_version()
-    if tuple(int(part) for part in version.split(".")) >= FIXED_SQLITE:
+    if tuple(int(part) for part in version.split(".")) >= SQLITE_MIN:
         return Finding(name="sqlite", level="ok", found=version)
-    fixed = ".".join(map(str, FIXED_SQLITE))
+    fixed = ".".join(map(str, SQLITE_MIN))
     return Finding(
         name="sqlite",
         level="fail",

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from edged.failure import JobRefused, WorkerDown, WorkerFault, WorkerLost
+from edged.failure import JobRefused, WorkerFault, WorkerLost
+from edged.underway import Underway
 from engine import protocol
 
 
@@ -26,8 +27,6 @@ class TrainEngine(Protocol):
     def want(self) -> None: ...
 
     def unwant(self) -> None: ...
-
-    def kill(self, why: str) -> None: ...
 
     def send(self, message: protocol.Message) -> None: ...
 
@@ -43,16 +42,12 @@ class Trainer:
         self._on_progress = on_progress
         self._ready = asyncio.Event()
         self._fault: protocol.Fault | None = None
-        self._waiting: dict[str, asyncio.Future[protocol.Message]] = {}
+        self._underway = Underway(engine, "train")
         self._numbers = itertools.count(1)
 
     @property
     def is_ready(self) -> bool:
         return self._engine.is_ready
-
-    @property
-    def is_busy(self) -> bool:
-        return bool(self._waiting)
 
     async def start(self) -> None:
         """Returns once the worker is ready. Raises WorkerFault, WorkerLost."""
@@ -77,7 +72,9 @@ class Trainer:
     ) -> tuple[protocol.EpisodeScore, ...]:
         """Scores of `episodes`; the trainer also keeps what it computed for a coming update. Raises WorkerLost."""
         job_id = f"score-{next(self._numbers)}"
-        answer = await self._call(protocol.Score(job_id=job_id, episodes=episodes, reference=reference), job_id)
+        answer = await self._underway.call(
+            job_id, protocol.Score(job_id=job_id, episodes=episodes, reference=reference)
+        )
         match answer:
             case protocol.Scored():
                 return answer.scores
@@ -88,7 +85,7 @@ class Trainer:
 
     async def train(self, job_id: str, folder: Path) -> protocol.TrainResult:
         """Run the job in `folder`. Raises JobRefused, WorkerLost."""
-        answer = await self._call(protocol.Train(job_id=job_id, folder=str(folder)), job_id)
+        answer = await self._underway.call(job_id, protocol.Train(job_id=job_id, folder=str(folder)))
         match answer:
             case protocol.Trained():
                 return answer.result
@@ -110,10 +107,7 @@ class Trainer:
     def down(self) -> None:
         """The worker is gone."""
         self._ready.clear()
-        waiting, self._waiting = self._waiting, {}
-        for future in waiting.values():
-            if not future.done():
-                future.set_exception(WorkerLost("the train worker died"))
+        self._underway.lose()
 
     def received(self, message: protocol.Message) -> bool:
         """Take a message of the train worker; False if it is none of Scored, Progress, Trained, TrainFailed."""
@@ -122,20 +116,7 @@ class Trainer:
                 self._on_progress(message)
                 return True
             case protocol.Scored() | protocol.Trained() | protocol.TrainFailed():
-                future = self._waiting.pop(message.job_id, None)
-                if future is not None and not future.done():
-                    future.set_result(message)
+                self._underway.answer(message.job_id, message)
                 return True
             case _:
                 return False
-
-    async def _call(self, message: protocol.Message, job_id: str) -> protocol.Message:
-        if not self._engine.is_ready:
-            raise WorkerDown("the train worker is not running")
-        future: asyncio.Future[protocol.Message] = asyncio.get_running_loop().create_future()
-        self._waiting[job_id] = future
-        self._engine.send(message)
-        try:
-            return await future
-        finally:
-            self._waiting.pop(job_id, None)

@@ -6,11 +6,11 @@ caller holds them in order. A worker that dies ends what is under way with `Work
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 
-from edged.failure import JobRefused, WorkerDown, WorkerLost
+from edged.failure import JobRefused, WorkerLost
 from edged.serve.answers import Engine
+from edged.underway import Underway
 from engine import protocol
 
 STAGE_TIMEOUT_S = 120.0  # staging waits for the spare context to drain, so it can take as long as the longest answer
@@ -20,8 +20,7 @@ class Staging:
     """Stage and Route as awaitable calls. Lives on the event loop."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._waiting: dict[str, asyncio.Future[protocol.Message]] = {}
+        self._underway = Underway(engine, "serve")
         self._numbers = itertools.count(1)
 
     async def stage(
@@ -34,16 +33,14 @@ class Staging:
             WorkerLost: the worker died meanwhile.
         """
         job_id = f"stage-{next(self._numbers)}"
-        answer = await self._call(
-            protocol.Stage(
-                job_id=job_id,
-                adapter=adapter,
-                fluency_prompts=fluency_prompts,
-                fluency_tokens=fluency_tokens,
-                seed=seed,
-            ),
-            job_id,
+        stage = protocol.Stage(
+            job_id=job_id,
+            adapter=adapter,
+            fluency_prompts=fluency_prompts,
+            fluency_tokens=fluency_tokens,
+            seed=seed,
         )
+        answer = await self._underway.call(job_id, stage, timeout_s=STAGE_TIMEOUT_S)
         match answer:
             case protocol.Staged():
                 return answer
@@ -55,7 +52,8 @@ class Staging:
     async def route(self, version: int) -> protocol.Routed:
         """Send new requests to a staged or resident version. Raises JobRefused `not_resident`, WorkerLost."""
         job_id = f"route-{next(self._numbers)}"
-        answer = await self._call(protocol.Route(job_id=job_id, version=version), job_id)
+        route = protocol.Route(job_id=job_id, version=version)
+        answer = await self._underway.call(job_id, route, timeout_s=STAGE_TIMEOUT_S)
         match answer:
             case protocol.Routed():
                 return answer
@@ -84,30 +82,11 @@ class Staging:
         """Take a message of the serve worker; False if it is not an answer to Stage or Route."""
         match message:
             case protocol.Staged() | protocol.StageFailed() | protocol.Routed() | protocol.RouteFailed():
-                future = self._waiting.pop(message.job_id, None)
-                if future is not None and not future.done():
-                    future.set_result(message)
+                self._underway.answer(message.job_id, message)
                 return True
             case _:
                 return False
 
     def down(self) -> None:
         """The worker is gone."""
-        waiting, self._waiting = self._waiting, {}
-        for future in waiting.values():
-            if not future.done():
-                future.set_exception(WorkerLost("the serve worker died"))
-
-    async def _call(self, message: protocol.Message, job_id: str) -> protocol.Message:
-        if not self._engine.is_ready:
-            raise WorkerDown("the serve worker is not running")
-        future: asyncio.Future[protocol.Message] = asyncio.get_running_loop().create_future()
-        self._waiting[job_id] = future
-        self._engine.send(message)
-        try:
-            async with asyncio.timeout(STAGE_TIMEOUT_S):
-                return await future
-        except TimeoutError:
-            raise WorkerLost(f"the serve worker did not answer within {STAGE_TIMEOUT_S:g} s") from None
-        finally:
-            self._waiting.pop(job_id, None)
+        self._underway.lose()

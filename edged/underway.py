@@ -1,0 +1,65 @@
+"""Jobs that a worker has been given and has not answered: one future each, by job id.
+
+Used by the client of each worker. Knows no particular message; a worker that dies ends all of them with `WorkerLost`,
+and nothing is known of what it did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from edged.failure import WorkerDown, WorkerLost
+from engine import protocol
+
+
+class Recipient(Protocol):
+    """A worker as far as giving it jobs goes."""
+
+    @property
+    def is_ready(self) -> bool: ...
+
+    def send(self, message: protocol.Message) -> None: ...
+
+
+class Underway:
+    """Lives on the event loop. `name` is the worker's, for messages: "serve", "train"."""
+
+    def __init__(self, recipient: Recipient, name: str) -> None:
+        self._recipient = recipient
+        self._name = name
+        self._futures: dict[str, asyncio.Future[protocol.Message]] = {}
+
+    async def call(self, job_id: str, message: protocol.Message, *, timeout_s: float | None = None) -> protocol.Message:
+        """Give the worker a job; its answer.
+
+        Raises:
+            WorkerDown: it does not run, and has got nothing.
+            WorkerLost: it died, or did not answer within `timeout_s` (None: it may take for ever; beats tell if it
+                hangs).
+        """
+        if not self._recipient.is_ready:
+            raise WorkerDown(f"the {self._name} worker is not running")
+        future: asyncio.Future[protocol.Message] = asyncio.get_running_loop().create_future()
+        self._futures[job_id] = future
+        self._recipient.send(message)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await future
+        except TimeoutError:
+            raise WorkerLost(f"the {self._name} worker did not answer within {timeout_s:g} s") from None
+        finally:
+            self._futures.pop(job_id, None)
+
+    def answer(self, job_id: str, message: protocol.Message) -> None:
+        """The worker has answered. An answer that nobody waits for any more is dropped."""
+        future = self._futures.pop(job_id, None)
+        if future is not None and not future.done():
+            future.set_result(message)
+
+    def lose(self) -> None:
+        """The worker is gone."""
+        futures, self._futures = self._futures, {}
+        for future in futures.values():
+            if not future.done():
+                future.set_exception(WorkerLost(f"the {self._name} worker died"))
