@@ -59,6 +59,7 @@ def run_job(folder: Path, scorer: Scorer, base_sha256: str, tick: Tick) -> Train
         raise JobFailed(
             "bad_job", f"{folder}: for the base {job.base_sha256[:16]}, this trainer holds {base_sha256[:16]}"
         )
+    scorer.lanes.match_thread()
     try:
         return _train(job, folder, scorer, tick)
     except NotFinite as error:

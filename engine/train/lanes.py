@@ -3,7 +3,9 @@
 A small model's products take microseconds, so splitting each of them over the cores spends the time in barriers, and
 where a core is busy serving, every barrier waits for it. Lanes instead give each thread an episode or a micro-batch.
 Results come back in the order of the work, so sums over them do not depend on which lane was faster, nor on how many
-lanes there are as long as the threads of a lane are the same.
+lanes there are as long as the threads of a lane are the same: a sum over a matrix is cut by the number of threads, and
+each way of cutting it rounds differently. The thread that uses the lanes computes with a lane's number of threads too,
+once it has called `match_thread`.
 """
 
 from __future__ import annotations
@@ -26,10 +28,14 @@ class Lanes:
 
     def __init__(self, threads: int, device: torch.device) -> None:
         self.n_lanes = 1 if device.type == "cuda" else max(1, min(threads, MAX_LANES))
-        threads_a_lane = max(1, threads // self.n_lanes)
+        self._threads_a_lane = max(1, threads // self.n_lanes)
         self._pool = concurrent.futures.ThreadPoolExecutor(
-            self.n_lanes, thread_name_prefix="lane", initializer=torch.set_num_threads, initargs=(threads_a_lane,)
+            self.n_lanes, thread_name_prefix="lane", initializer=self.match_thread
         )
+
+    def match_thread(self) -> None:
+        """Let the calling thread compute with as many threads as a lane does, and so to the same bytes."""
+        torch.set_num_threads(self._threads_a_lane)
 
     def map(self, work: Callable[[T], R], items: Iterable[T], tick: Callable[[], None]) -> list[R]:
         """`work` of every item, in order. `tick` is called in this thread while it waits; if it or any work raises,
