@@ -1,0 +1,161 @@
+"""The messages between the daemon and its workers, and the rules of the link.
+
+The daemon binds a ROUTER socket, each worker connects one DEALER. The life of a worker:
+
+    worker -> Hello            first message; a wrong protocol version is refused by the decoder
+    daemon -> StartServe | StartTrain
+    worker -> Ready | Fault    Fault: the worker cannot do its role (bad model file); it exits after it
+    ...    -> the role's messages; the worker sends Beat at least every BEAT_S while its loop turns
+    daemon -> Stop             the worker ends its work and exits 0
+
+A module each: `life` for any worker, one for every role, `nouns` for what several of them speak of. Everything is
+imported from here.
+
+Times are seconds (`_s`) or milliseconds (`_ms`); log-probabilities are nats; token ids are the engine's own.
+Log-probabilities that are unknown are None, never 0.0. This package imports the standard library and msgpack only.
+"""
+
+from __future__ import annotations
+
+from engine import wire
+from engine.protocol.life import (
+    BEAT_S,
+    ENV_ENDPOINT,
+    ENV_EPOCH,
+    ENV_NAME,
+    EXIT_FAULT,
+    EXIT_LINK_LOST,
+    Beat,
+    Fault,
+    Hello,
+    Ready,
+    Stop,
+)
+from engine.protocol.nouns import AdapterRef, ModelFacts, ProbeTokens
+from engine.protocol.serve import (
+    Begun,
+    Cancel,
+    ChatMessage,
+    ChoiceDone,
+    Chunk,
+    FinishReason,
+    Generate,
+    ProbeText,
+    RequestDone,
+    RequestFailed,
+    Route,
+    Routed,
+    RouteFailed,
+    Sampling,
+    Stage,
+    Staged,
+    StageFailed,
+    StartServe,
+    TokenLogprob,
+    TopLogprob,
+)
+from engine.protocol.train import (
+    JOB_FILE,
+    OUT_FOLDER,
+    RESULT_FILE,
+    EpisodeScore,
+    EpisodeTokens,
+    LoraSettings,
+    PpoSettings,
+    Progress,
+    RatedEpisode,
+    Score,
+    Scored,
+    StartTrain,
+    Train,
+    Trained,
+    TrainFailed,
+    TrainJob,
+    TrainResult,
+)
+from engine.wire import MAX_MESSAGE_BYTES, Message, WireError, from_map, to_map
+
+__all__ = [
+    "BEAT_S",
+    "ENV_ENDPOINT",
+    "ENV_EPOCH",
+    "ENV_NAME",
+    "EXIT_FAULT",
+    "EXIT_LINK_LOST",
+    "JOB_FILE",
+    "MAX_MESSAGE_BYTES",
+    "OUT_FOLDER",
+    "PROTOCOL",
+    "RESULT_FILE",
+    "AdapterRef",
+    "Beat",
+    "Begun",
+    "Cancel",
+    "ChatMessage",
+    "ChoiceDone",
+    "Chunk",
+    "EpisodeScore",
+    "EpisodeTokens",
+    "Fault",
+    "FinishReason",
+    "Generate",
+    "Hello",
+    "LoraSettings",
+    "Message",
+    "ModelFacts",
+    "PpoSettings",
+    "ProbeText",
+    "ProbeTokens",
+    "Progress",
+    "RatedEpisode",
+    "Ready",
+    "RequestDone",
+    "RequestFailed",
+    "Route",
+    "RouteFailed",
+    "Routed",
+    "Sampling",
+    "Score",
+    "Scored",
+    "Stage",
+    "StageFailed",
+    "Staged",
+    "StartServe",
+    "StartTrain",
+    "Stop",
+    "TokenLogprob",
+    "TopLogprob",
+    "Train",
+    "TrainFailed",
+    "TrainJob",
+    "TrainResult",
+    "Trained",
+    "WireError",
+    "decode",
+    "encode",
+    "from_map",
+    "to_map",
+]
+
+PROTOCOL = 1
+
+
+def encode(message: Message, epoch: int) -> bytes:
+    """One frame: `message` stamped with the worker's epoch (its incarnation number)."""
+    return wire.encode(message, epoch, version=PROTOCOL)
+
+
+def decode(data: bytes) -> tuple[int, Message]:
+    """The epoch and the message of one frame. Raises WireError."""
+    return wire.decode(data, _REGISTRY, version=PROTOCOL)
+
+
+_REGISTRY: dict[str, type[Message]] = {
+    cls.__name__: cls
+    for cls in (
+        Hello, Ready, Fault, Beat, Stop,
+        StartServe, Generate, Cancel, Begun, Chunk, ChoiceDone, RequestDone, RequestFailed,
+        Stage, Staged, StageFailed, Route, Routed, RouteFailed,
+        StartTrain, Score, Scored, Train, Progress, Trained, TrainFailed,
+    )
+}  # fmt: skip

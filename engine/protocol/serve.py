@@ -1,0 +1,221 @@
+"""The messages of the serve role: answering requests, and bringing adapters live.
+
+`Generate` is answered by `Begun` and then, for each choice, `Chunk`s and one `ChoiceDone`, and at the end one
+`RequestDone`; or by one `RequestFailed`, after which nothing follows. `Cancel` ends the open choices with finish reason
+"cancelled". `Stage` loads an adapter into the spare context and proves it there; it is answered by `Staged` or
+`StageFailed` and changes nothing for requests. `Route` sends new requests to a staged (or still resident) version and
+is answered by `Routed` once the old context takes no new request; requests that run keep their adapter.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from engine.protocol.nouns import AdapterRef, ProbeTokens
+from engine.wire import Message
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeText:
+    """A fixed canary probe: a user's turn and an assistant's answer to score."""
+
+    user: str
+    assistant: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StartServe(Message):
+    model_path: str
+    adapter: AdapterRef  # served from the first request on
+    slots: int  # sequences decoded at once in one context
+    context_tokens: int  # KV pool of one context, shared by its slots
+    threads: int
+    probes: tuple[ProbeText, ...]
+    gpu_layers: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ChatMessage:
+    role: str
+    content: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """temperature 0 is greedy; top_k 0 and top_p 1.0 cut nothing; seed None draws one."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    max_tokens: int | None = None  # None: up to the context's end
+    stop: tuple[str, ...] = ()
+    top_logprobs: int = 0  # alternatives reported a token; only with logprobs
+    logprobs: bool = False  # report token texts in the chunks; log-probabilities are always recorded
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Generate(Message):
+    """Answer `messages` through the chat template, or continue `prompt` as it is: exactly one of the two."""
+
+    request_id: str
+    messages: tuple[ChatMessage, ...] | None
+    prompt: str | None
+    n: int
+    sampling: Sampling
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Cancel(Message):
+    request_id: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Begun(Message):
+    """The request runs on adapter `version`, to its end."""
+
+    request_id: str
+    version: int
+    prompt_ids: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TopLogprob:
+    id: int
+    text: str
+    bytes: tuple[int, ...]
+    logprob: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprob:
+    """A token as OpenAI's `logprobs.content` shows it: raw log-softmax at temperature 1."""
+
+    id: int
+    text: str
+    bytes: tuple[int, ...]
+    logprob: float
+    top: tuple[TopLogprob, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk(Message):
+    """New text of a choice; never half a character, never part of a stop string. `text` may be ""."""
+
+    request_id: str
+    choice: int
+    text: str
+    tokens: tuple[TokenLogprob, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceDone(Message):
+    """One finished choice: the record that learning needs.
+
+    completion_ids: every sampled token in order, a sampled end-of-sequence token included.
+    logprobs: of each of them under the distribution it was sampled from; None where unknown.
+    raw_logprobs: of each of them under the full softmax at temperature 1.
+    text: the whole text that the chunks carried.
+    seed: the seed that was used.
+    """
+
+    request_id: str
+    choice: int
+    finish_reason: FinishReason
+    completion_ids: tuple[int, ...]
+    logprobs: tuple[float | None, ...]
+    raw_logprobs: tuple[float | None, ...]
+    text: str
+    seed: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RequestDone(Message):
+    request_id: str
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    queue_s: float
+    prefill_s: float
+    decode_s: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFailed(Message):
+    """`code` is stable: context_length_exceeded, bad_template, bad_prompt, engine_error."""
+
+    request_id: str
+    code: str
+    message: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Stage(Message):
+    """Load `adapter` into the spare context and prove it there: canary log-probabilities of the start's probes, and
+    one sampled answer (`fluency_tokens` at most, temperature 0.7, seeded) to each of `fluency_prompts`."""
+
+    job_id: str
+    adapter: AdapterRef
+    fluency_prompts: tuple[str, ...]
+    fluency_tokens: int
+    seed: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Staged(Message):
+    """The adapter stands in the spare context.
+
+    canary: per probe, the raw log-probability of each completion token under the staged adapter.
+    live_canary: the same under the version that was live when it was staged.
+    fluency: per prompt, the sampled answer.
+    longest_gap_ms: the longest time in which no decode step of a running request ran because of staging (0 if idle).
+    """
+
+    job_id: str
+    version: int
+    canary: tuple[tuple[float, ...], ...]
+    live_canary: tuple[tuple[float, ...], ...]
+    fluency: tuple[ProbeTokens, ...]
+    fluency_texts: tuple[str, ...]
+    load_ms: float
+    prove_ms: float
+    longest_gap_ms: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StageFailed(Message):
+    """`code`: adapter_unreadable, adapter_mismatch, not_finite, engine_error. The spare context is clean again."""
+
+    job_id: str
+    version: int
+    code: str
+    message: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Route(Message):
+    """Send new requests to `version`, which must be staged or resident in the other context."""
+
+    job_id: str
+    version: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Routed(Message):
+    """New requests run on `version`. `swap_ms`: time in which no decode step ran because of the routing."""
+
+    job_id: str
+    version: int
+    swap_ms: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RouteFailed(Message):
+    """`version` is neither staged nor resident; the live version has not changed."""
+
+    job_id: str
+    version: int
+    message: str

@@ -1,0 +1,187 @@
+"""The messages of the train role, and the job and result that pass as files.
+
+`Score` is answered by `Scored`, `Train` by `Progress`es and one `Trained` or `TrainFailed`. `Train` is a pure function
+of its job folder: the same folder gives the same output bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+from engine.protocol.nouns import AdapterRef, ProbeTokens
+from engine.wire import Message
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LoraSettings:
+    """rank, alpha: of every adapted matrix. layers: how many of the topmost blocks are adapted (0: all)."""
+
+    rank: int
+    alpha: float
+    layers: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StartTrain(Message):
+    """base_sha256: of the model file; the dequantised copy is cached in `cache_folder` under it."""
+
+    model_path: str
+    base_sha256: str
+    cache_folder: str
+    lora: LoraSettings
+    threads: int
+    dtype: Literal["bfloat16", "float32"]
+    device: str  # "cpu" or "cuda:0"
+    idle_class: bool  # run under SCHED_IDLE
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeTokens:
+    """What the trainer sees of an episode. `adapter` is the one that sampled it."""
+
+    episode_id: int
+    prompt_ids: tuple[int, ...]
+    completion_ids: tuple[int, ...]
+    logprobs: tuple[float | None, ...]
+    temperature: float
+    adapter: AdapterRef
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Score(Message):
+    """Compute trunk features, old and reference log-probabilities of these episodes, and keep them at hand."""
+
+    job_id: str
+    episodes: tuple[EpisodeTokens, ...]
+    reference: AdapterRef
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeScore:
+    """reference_logprob: mean over the non-EOS completion tokens, at temperature 1; None for an empty answer.
+    kl: mean over the completion tokens of log pi(sampling adapter) - log pi(reference), both at temperature 1.
+    engine_gap: mean |trainer's logprob - engine's logprob| at the sampling temperature; None if unknown."""
+
+    episode_id: int
+    n_tokens: int
+    reference_logprob: float | None
+    kl: float
+    engine_gap: float | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Scored(Message):
+    job_id: str
+    scores: tuple[EpisodeScore, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PpoSettings:
+    """Hyper-parameters of one update. Names follow the papers (PPO: arXiv 1707.06347, GAE: 1506.02438).
+
+    kl_coef: weight of the k3 estimate of KL(new || reference) in the loss.
+    live_kl_max: an epoch stops once the mean KL of new against the parent adapter passes it; the gate judges the same.
+    importance_cap: truncation of pi_old / pi_behaviour (decoupled PPO).
+    """
+
+    learning_rate: float
+    critic_learning_rate: float
+    epochs: int
+    minibatches: int
+    clip_low: float
+    clip_high: float
+    value_clip: float
+    value_coef: float
+    gamma: float
+    gae_lambda: float
+    kl_coef: float
+    live_kl_max: float
+    importance_cap: float
+    max_grad_norm: float
+    critic_warmup_steps: int
+    weight_decay: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RatedEpisode:
+    """reward: in [-1, 1]. replay: rated before, already used by an earlier update."""
+
+    episode: EpisodeTokens
+    reward: float
+    replay: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TrainJob:
+    """Everything an update depends on. It is written to `job.msgpack` in the job folder before training starts.
+
+    parent: the adapter that the update starts from. checkpoint: folder with critic and optimizer state, or None for
+    fresh state. probes: the canary probes, to be scored under the parent and under the result.
+    """
+
+    job_id: str
+    version: int
+    parent: AdapterRef
+    reference: AdapterRef
+    checkpoint: str | None
+    episodes: tuple[RatedEpisode, ...]
+    probes: tuple[ProbeTokens, ...]
+    ppo: PpoSettings
+    lora: LoraSettings
+    seed: int
+    threads: int
+    base_sha256: str
+    created_at: float = 0.0  # Unix seconds; goes into the manifest, so that a replay gives the same bytes
+
+
+JOB_FILE = "job.msgpack"
+OUT_FOLDER = "out"  # holds adapter/ (a complete adapter folder), checkpoint/ and result.msgpack; appears by rename
+RESULT_FILE = "result.msgpack"  # a TrainResult
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TrainResult:
+    """metrics: finite floats by the field's names (`ppo/approx_kl`, `ppo/clip_frac`, `critic/explained_variance`,
+    `kl/live`, `kl/reference`, `lora/norm`, ...). seconds: by stage. dropped: reason -> episodes left out.
+    canary, parent_canary: per probe, log-probabilities under the result and under the parent."""
+
+    job_id: str
+    version: int
+    metrics: dict[str, float]
+    seconds: dict[str, float]
+    dropped: dict[str, int]
+    canary: tuple[tuple[float, ...], ...]
+    parent_canary: tuple[tuple[float, ...], ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Train(Message):
+    """Run the job in `folder` (holds job.msgpack). The rename of out.tmp to out is the only sign of success."""
+
+    job_id: str
+    folder: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Progress(Message):
+    job_id: str
+    stage: str
+    done: int
+    total: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Trained(Message):
+    job_id: str
+    result: TrainResult
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TrainFailed(Message):
+    """`code`: batch_empty, not_finite, adapter_mismatch, out_of_memory, bad_job, engine_error. Nothing was written."""
+
+    job_id: str
+    code: str
+    message: str
+    details: dict[str, Any] = dataclasses.field(default_factory=dict)
