@@ -12,6 +12,23 @@ from typing import Any, Literal
 from engine.protocol.nouns import AdapterRef, ProbeTokens
 from engine.wire import Message
 
+Feed = Literal["rated", "groups", "thumbs", "pairs", "corrections"]
+
+# Objective -> what it feeds on: single rated answers, rated answers in groups to one prompt, answers that are merely
+# liked or disliked, preferred pairs, or answers written by a person. A new objective is a module of this name in
+# engine/train/objectives and a line here.
+OBJECTIVES: dict[str, Feed] = {
+    "ppo": "rated",
+    "reinforce_pp": "rated",
+    "grpo": "groups",
+    "rloo": "groups",
+    "kto": "thumbs",
+    "dpo": "pairs",
+    "sft": "corrections",
+}
+
+KlEstimator = Literal["k1", "k2", "k3"]
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LoraSettings:
@@ -38,7 +55,10 @@ class StartTrain(Message):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeTokens:
-    """What the trainer sees of an episode. `adapter` is the one that sampled it."""
+    """What the trainer sees of an episode. `adapter` is the one that sampled it.
+
+    An answer that a person wrote is one too, with a negative id, no logprobs, temperature 1 and the base as adapter.
+    """
 
     episode_id: int
     prompt_ids: tuple[int, ...]
@@ -80,7 +100,11 @@ class Scored(Message):
 class PpoSettings:
     """Hyper-parameters of one update. Names follow the papers (PPO: arXiv 1707.06347, GAE: 1506.02438).
 
-    kl_coef: weight of the k3 estimate of KL(new || reference) in the loss.
+    kl_coef: weight of the estimate of KL(new || reference). kl_in: whether it stands in the loss or, of the parent, in
+        the rewards. kl_target: mean KL that an adaptive controller steers kl_coef towards (arXiv 1909.08593, 2.2).
+    entropy_coef: weight of the policy's entropy in the objective.
+    dual_clip: bound on the loss of a token with negative advantage, in advantages; above 1.
+    critic: "head" is a value head on frozen features; "lora" a second adapter with a value head.
     live_kl_max: an epoch stops once the mean KL of new against the parent adapter passes it; the gate judges the same.
     importance_cap: truncation of pi_old / pi_behaviour (decoupled PPO).
     """
@@ -101,15 +125,47 @@ class PpoSettings:
     max_grad_norm: float
     critic_warmup_steps: int
     weight_decay: float = 0.0
+    kl_estimator: KlEstimator = "k3"
+    kl_in: Literal["loss", "reward"] = "loss"
+    kl_target: float | None = None
+    entropy_coef: float = 0.0
+    dual_clip: float = 3.0
+    critic: Literal["head", "lora"] = "head"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PreferenceSettings:
+    """Hyper-parameters of DPO (arXiv 2305.18290), KTO (2402.01306) and the likelihood of corrections.
+
+    dpo_beta, kto_beta: strength of the tie to the reference. liked_weight, disliked_weight: KTO's lambda_D, lambda_U
+    for a batch with as many of each; they are balanced by the counts.
+    """
+
+    dpo_beta: float = 0.1
+    kto_beta: float = 0.1
+    liked_weight: float = 1.0
+    disliked_weight: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RatedEpisode:
-    """reward: in [-1, 1]. replay: rated before, already used by an earlier update."""
+    """reward: in [-1, 1]. replay: rated before, already used by an earlier update.
+
+    group: answers to one prompt by one version share it; "" where there is no other answer to compare with.
+    """
 
     episode: EpisodeTokens
     reward: float
     replay: bool
+    group: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PreferredPair:
+    """Two answers to one prompt, of which a person preferred `chosen`."""
+
+    chosen: EpisodeTokens
+    rejected: EpisodeTokens
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +174,7 @@ class TrainJob:
 
     parent: the adapter that the update starts from. checkpoint: folder with critic and optimizer state, or None for
     fresh state. probes: the canary probes, to be scored under the parent and under the result.
+    objectives: name -> weight; each trains on those of `episodes`, `pairs` and `corrections` that it feeds on.
     """
 
     job_id: str
@@ -133,6 +190,10 @@ class TrainJob:
     threads: int
     base_sha256: str
     created_at: float = 0.0  # Unix seconds; goes into the manifest, so that a replay gives the same bytes
+    objectives: dict[str, float] = dataclasses.field(default_factory=lambda: {"ppo": 1.0})
+    pairs: tuple[PreferredPair, ...] = ()
+    corrections: tuple[EpisodeTokens, ...] = ()
+    preference: PreferenceSettings = PreferenceSettings()
 
 
 JOB_FILE = "job.msgpack"
