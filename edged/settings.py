@@ -101,7 +101,7 @@ class Section(BaseModel):
 
 
 class ModelSection(Section):
-    path: str = _key("smollm2-135m", "Model: a packaged name, a .gguf file or a model folder.", min_length=1)
+    path: str = _key("smollm2-135m", "Model: a packaged name or a .gguf file.", min_length=1)
     name: str = _key("", "Public name in /v1/models; empty: made from the path.", max_length=200)
 
 
