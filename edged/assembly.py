@@ -21,6 +21,7 @@ from edged.api.feedback import feedback_object
 from edged.base_model import BaseModel
 from edged.control import PAUSED_FILE, Operator
 from edged.learn.folders import Folders
+from edged.learn.forgetting import forget_removed
 from edged.learn.importing import Importer
 from edged.learn.learner import Learner
 from edged.learn.proving import Prover
@@ -29,6 +30,7 @@ from edged.learn.trainer import Trainer
 from edged.learn.updating import Updater
 from edged.ratings import Ratings
 from edged.records import Episode, Feedback, Update
+from edged.removal import RecordedAnswers
 from edged.serve.admission import Limits as AdmissionLimits
 from edged.serve.answers import Answers, Serving
 from edged.serve.staging import Staging
@@ -82,7 +84,7 @@ class Assembly:
         return build_app(
             answers=self.answers,
             feedback=Ratings(self._store.feedback, self._rated),
-            episodes=self._store.episodes,
+            episodes=RecordedAnswers(self._store.episodes, lambda: forget_removed(self._store.episodes, self._folders)),
             control=self._operator,
             keys=self._store.keys,
             settings=resolved.LiveApiSettings(self._settings),

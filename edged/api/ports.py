@@ -91,10 +91,6 @@ class FeedbackBook(Protocol):
 class EpisodeBook(Protocol):
     """The recorded answers."""
 
-    async def find(self, completion_id: str) -> list[Episode]:
-        """The choices of one completion, by choice; [] if unknown."""
-        ...
-
     async def list(
         self, *, after: int, limit: int, version: int | None, rated: bool | None
     ) -> list[tuple[Episode, Feedback | None, EpisodeScore | None]]:

@@ -32,7 +32,9 @@ def _group() -> None:
 @commands.command()
 def pull(
     repo: Annotated[str, typer.Argument(help="A repository, as OWNER/NAME.")],
-    file: Annotated[str | None, typer.Option(help="Which .gguf file of it.  [default: the only one, or Q4_K_M]")] = None,
+    file: Annotated[
+        str | None, typer.Option(help="Which .gguf file of it.  [default: the only one, or Q4_K_M]")
+    ] = None,
     folder: Annotated[Path, typer.Option(help="Where to put it.")] = Path("models"),
     as_json: JsonOption = False,
 ) -> None:

@@ -72,6 +72,17 @@ class Folders:
             store.write_file_atomically(folder / protocol.JOB_FILE, msgpack.packb(protocol.to_map(job)))
             store.fsync_folder(self.spool)
 
+    def replace_job(self, update_id: int, job: protocol.TrainJob) -> None:
+        """Write over the job of an update; nothing happens if its folder is gone, because the update is finished."""
+        folder = self.job(update_id)
+        if folder.is_dir():
+            store.write_file_atomically(folder / protocol.JOB_FILE, msgpack.packb(protocol.to_map(job)))
+
+    def jobs(self) -> list[int]:
+        """The updates that have a folder in the spool."""
+        names = [path.name.removeprefix("update-") for path in self.spool.glob("update-*")]
+        return sorted(int(name) for name in names if name.isdecimal())
+
     def read_job(self, update_id: int) -> protocol.TrainJob | None:
         """The job of an update, None if it was not written yet. Raises protocol.WireError for a damaged one."""
         path = self.job(update_id) / protocol.JOB_FILE

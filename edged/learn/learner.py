@@ -16,6 +16,7 @@ from typing import Literal
 from edged.failure import WorkerFault
 from edged.learn import plan, reward
 from edged.learn.folders import Folders
+from edged.learn.forgetting import without_removed
 from edged.learn.ports import EpisodeShelf, LineageBook, RatingsBook, UpdateBook
 from edged.learn.scoring import tokens_of
 from edged.learn.trainer import Trainer
@@ -224,6 +225,7 @@ class Learner:
         if job is None:
             await self._give_back(update, "cut off before its job was written")
             return
+        job = await without_removed(update.id, job, self._episodes, self._folders)
         try:
             finished = await self._updater.carry(update, job, rated_at)
         except WorkerFault as fault:

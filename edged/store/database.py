@@ -54,6 +54,7 @@ class _Write(Generic[T]):
 
     run: Callable[[apsw.Connection], T]
     on_commit: Callable[[T], None] | None
+    scrubs: bool
     done: asyncio.Future[T]
     result: T | None = None
     error: BaseException | None = None
@@ -70,6 +71,7 @@ class Database:
         self._waiting: deque[_Write[Any]] = deque()
         self._wake = threading.Condition()
         self._is_closing = False
+        self._log_holds_removed = False
         self._thread = threading.Thread(target=self._write_loop, name="store-writer", daemon=True)
         self._idle_readers: queue.SimpleQueue[apsw.Connection] = queue.SimpleQueue()
         for reader in readers:
@@ -87,7 +89,13 @@ class Database:
         writer, reader_connections = await asyncio.to_thread(_open_connections, path, readers)
         return cls(path, writer, reader_connections)
 
-    async def write(self, run: Callable[[apsw.Connection], T], on_commit: Callable[[T], None] | None = None) -> T:
+    async def write(
+        self,
+        run: Callable[[apsw.Connection], T],
+        on_commit: Callable[[T], None] | None = None,
+        *,
+        scrubs: bool = False,
+    ) -> T:
         """Run `run` in the writer thread and return its result once it is on disk.
 
         Args:
@@ -95,12 +103,14 @@ class Database:
                 inside a transaction that others share, so it must neither begin nor end one.
             on_commit: called with the result on the event loop, in the order of the commits, also if the caller of
                 `write` is gone by then: the place to keep snapshots in memory up to date. An exception in it is logged.
+            scrubs: the write-ahead log, which holds older copies of what `run` removed, is emptied before this returns.
+                While another program reads the file that cannot be: then it is logged, and tried after each commit.
         Raises:
             StoreError: the database failed, or is closed; nothing of this write was kept.
         Cancellation: the write happens all the same.
         """
         await self._room.acquire()
-        job = _Write(run, on_commit, self._loop.create_future())
+        job = _Write(run, on_commit, scrubs, self._loop.create_future())
         with self._wake:
             if self._is_closing:
                 self._room.release()
@@ -163,6 +173,7 @@ class Database:
                 self._roll_back()
                 for job in group:
                     job.error = StoreError(f"{self._path.name} could not be written: {error!r}")
+            self._scrub(group)
             self._loop.call_soon_threadsafe(self._settle, group)
 
     def _take(self) -> list[_Write[Any]]:
@@ -191,6 +202,22 @@ class Database:
         with contextlib.suppress(apsw.Error):
             if self._writer.in_transaction:
                 self._writer.execute("ROLLBACK")
+
+    def _scrub(self, group: list[_Write[Any]]) -> None:
+        """Empty the log if it holds what this group, or one before it, has removed."""
+        is_new = any(job.scrubs and job.error is None for job in group)
+        if not (is_new or self._log_holds_removed):
+            return
+        try:
+            self._writer.set_busy_timeout(BUSY_TIMEOUT_MS if is_new else 0)
+            self._writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+            self._log_holds_removed = False
+        except apsw.Error as error:
+            if is_new:
+                logger.warning("what was removed is still in %s-wal: %s", self._path.name, _explain(error))
+            self._log_holds_removed = True
+        finally:
+            self._writer.set_busy_timeout(BUSY_TIMEOUT_MS)
 
     def _translated(self, verb: str, error: apsw.Error) -> StoreError:
         translated = StoreError(f"{self._path.name} could not be {verb}: {_explain(error)}")
@@ -272,7 +299,7 @@ def _set_up(connection: apsw.Connection) -> None:
     connection.set_busy_timeout(BUSY_TIMEOUT_MS)
     connection.pragma("synchronous", "full")
     connection.pragma("foreign_keys", True)
-    connection.pragma("secure_delete", True)  # what a person had removed is overwritten, not just unlinked
+    connection.pragma("secure_delete", True)  # what a person had removed is overwritten; of the log see _scrub
     connection.pragma("trusted_schema", False)
     connection.pragma("temp_store", "memory")
     connection.pragma("journal_size_limit", WAL_SIZE_LIMIT_BYTES)

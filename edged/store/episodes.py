@@ -70,12 +70,6 @@ class Episodes:
         )
         return await self._select(query, blobs.to_json([*ids]))
 
-    async def find(self, completion_id: str) -> list[Episode]:
-        """The choices of one completion, by choice; [] if unknown."""
-
-        query = f"SELECT {_EPISODE} FROM episodes AS e WHERE completion_id = ? ORDER BY choice"
-        return await self._select(query, completion_id)
-
     async def unscored(self, limit: int, min_version: int, *, base_sha256: str | None = None) -> list[Episode]:
         """Episodes without a score, newest first. Those without a token have nothing to score and are left out.
 
@@ -108,7 +102,8 @@ class Episodes:
         """Remove every episode, rating and preference of `user`; the number of episodes removed.
 
         Feedback that `user` gave on others' answers goes too, and what others said before counts again. The audit keeps
-        a hash of the name, not the name.
+        a hash of the name, not the name. The removed words are in none of the database's files any more, unless another
+        program was reading them (see `Database.write`).
         """
         now = self._clock()
 
@@ -125,7 +120,7 @@ class Episodes:
             audit.record(connection, "delete_user", detail, caller=caller, now=now)
             return removed, Tally.read(connection)
 
-        removed, _ = await self._database.write(delete, lambda outcome: self._tally.replace(outcome[1]))
+        removed, _ = await self._database.write(delete, lambda outcome: self._tally.replace(outcome[1]), scrubs=True)
         return removed
 
     async def _select(self, query: str, *values: str | int | None) -> list[Episode]:

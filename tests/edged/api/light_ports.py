@@ -174,9 +174,6 @@ class Episodes:
     def __init__(self, book: Book) -> None:
         self._book = book
 
-    async def find(self, completion_id: str) -> list[Episode]:
-        return [e for e in self._book.episodes if e.completion_id == completion_id]
-
     async def list(
         self, *, after: int, limit: int, version: int | None, rated: bool | None
     ) -> list[tuple[Episode, Feedback | None, EpisodeScore | None]]:

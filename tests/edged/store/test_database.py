@@ -342,3 +342,25 @@ def test_opening_and_closing_leaks_no_file(tmp_path: Path) -> None:
     for _ in range(3):
         run(tmp_path / "edged.db", lambda database: database.read(notes))
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_a_reader_from_outside_keeps_in_the_log_goes_at_the_next_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(database_module, "BUSY_TIMEOUT_MS", 20)
+    log = tmp_path / "edged.db-wal"
+
+    async def scenario(database: Database) -> None:
+        await database.write(note("a secret"))
+        backup = apsw.Connection(str(tmp_path / "edged.db"))
+        backup.execute("BEGIN")
+        assert notes(backup) == ["a secret"]
+        await database.write(lambda writer: writer.execute("DELETE FROM audit") and None, scrubs=True)
+        assert b"a secret" in log.read_bytes()
+        assert "still in edged.db-wal: another program holds it locked" in caplog.text
+        backup.close()
+        await database.write(note("x"))
+        assert log.read_bytes() == b""
+        assert await database.read(notes) == ["x"]
+
+    run(tmp_path / "edged.db", scenario)

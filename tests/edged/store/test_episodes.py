@@ -47,18 +47,6 @@ def test_get_keeps_the_order_asked_and_leaves_out_what_is_not_there(
     in_store(scenario)
 
 
-def test_find_returns_the_choices_of_a_completion_in_order(
-    in_store: InStore, make_episode: Callable[..., Episode]
-) -> None:
-    async def scenario(store: Store) -> None:
-        for choice in (2, 0, 1):
-            await store.episodes.add(make_episode("c", choice=choice))
-        assert [episode.choice for episode in await store.episodes.find("c")] == [0, 1, 2]
-        assert await store.episodes.find("other") == []
-
-    in_store(scenario)
-
-
 def test_the_same_choice_cannot_be_stored_twice(in_store: InStore, make_episode: Callable[..., Episode]) -> None:
     async def scenario(store: Store) -> None:
         await store.episodes.add(make_episode("c"))
@@ -155,7 +143,7 @@ def test_delete_user_removes_everything_of_that_person_and_nothing_else(
         await store.episodes.set_scores([score(1), score(2)])
 
         assert await store.episodes.delete_user("ann", caller=operator) == 1
-        assert await store.episodes.find("hers") == []
+        assert [episode.completion_id for episode in await store.episodes.get([1, 2])] == ["his"]
         rows, _ = await store.feedback.list(completion_id=None, after=None, limit=10)
         assert [row.id for row in rows] == [bob[0][0].id, bob[1][0].id, last.id]
         assert rows[2].replaces == bob[1][0].id
@@ -168,6 +156,30 @@ def test_delete_user_removes_everything_of_that_person_and_nothing_else(
     left = b"".join(file.read_bytes() for file in tmp_path.iterdir())
     assert b"bobs" in left
     assert secret.encode() not in left
+
+
+def test_removed_words_are_in_no_file_of_a_database_that_stays_open(
+    in_store: InStore,
+    make_episode: Callable[..., Episode],
+    make_feedback: Callable[..., NewFeedback],
+    operator: Caller,
+    tmp_path: Path,
+) -> None:
+    secret = "the-secret-of-ann"
+
+    def files() -> bytes:
+        return b"".join(file.read_bytes() for file in tmp_path.iterdir())
+
+    async def scenario(store: Store) -> None:
+        await store.episodes.add(make_episode("hers", user="ann", text=secret))
+        await store.episodes.add(make_episode("his", user="bob", text="of-bob"))
+        await store.feedback.add(make_feedback("his", -1.0, user="ann", reason=secret), idempotency_key=None)
+        assert secret.encode() in files()
+        await store.episodes.delete_user("ann", caller=operator)
+        assert secret.encode() not in files()
+        assert b"of-bob" in files()
+
+    in_store(scenario)
 
 
 def test_when_the_newest_rating_is_deleted_the_one_before_counts_again(

@@ -1,0 +1,32 @@
+"""Recorded answers as the API sees them: the store's book, and whoever else holds copies of what is removed."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from edged.records import Caller, Episode, EpisodeScore, Feedback
+
+
+class Book(Protocol):
+    """The store's side (`edged.store.episodes`)."""
+
+    async def list(
+        self, *, after: int, limit: int, version: int | None, rated: bool | None
+    ) -> list[tuple[Episode, Feedback | None, EpisodeScore | None]]: ...
+
+    async def delete_user(self, user: str, *, caller: Caller) -> int: ...
+
+
+class RecordedAnswers:
+    """Implements `edged.api.ports.EpisodeBook`; `forget` is awaited after rows are removed, before anyone is told."""
+
+    def __init__(self, book: Book, forget: Callable[[], Awaitable[None]]) -> None:
+        self._book = book
+        self._forget = forget
+        self.list = book.list
+
+    async def delete_user(self, user: str, *, caller: Caller) -> int:
+        removed = await self._book.delete_user(user, caller=caller)
+        await self._forget()
+        return removed
