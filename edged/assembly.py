@@ -32,8 +32,9 @@ from edged.ratings import Ratings
 from edged.records import Episode, Feedback, Update
 from edged.removal import RecordedAnswers
 from edged.serve.admission import Limits as AdmissionLimits
-from edged.serve.answers import Answers, Serving
+from edged.serve.answers import Answers
 from edged.serve.staging import Staging
+from edged.serve.translation import Serving
 from edged.settings import Settings
 from edged.store.store import Store
 from edged.system.broadcast import Broadcast

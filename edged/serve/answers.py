@@ -5,7 +5,8 @@ on disk before its `Ended` event goes out. Each answer is driven by its own task
 if the reader goes away the work is cancelled on the worker and what was sampled is still recorded.
 
 If the worker dies before anything of an answer was shown, the request is run again on the next one; after that the
-answer ends with a refusal `answer_interrupted`. Requests wait while the worker starts.
+answer ends with a refusal `answer_interrupted`. Of an answer that is not streamed nothing is shown or recorded before
+all of it is there, so it can always be run again. Requests wait while the worker starts.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import AsyncIterator, Callable
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Protocol
 
 from edged.answer import AnswerEvent, Ask, Ended, Piece, Started, Usage
 from edged.records import Episode
 from edged.refusal import Refused
-from edged.serve import admission
+from edged.serve import admission, translation
+from edged.serve.translation import Serving
 from engine import protocol
 
 RUNS_MAX = 3  # a request that has killed the worker this often is not given to it again
@@ -42,15 +44,6 @@ class EpisodeSink(Protocol):
     async def add(self, episode: Episode) -> int:
         """The id of the episode, once it is on disk."""
         ...
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Serving:
-    """What every answer of this daemon has in common. `wait_s`: the longest wait for a worker."""
-
-    model: str
-    base_sha256: str
-    wait_s: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -214,8 +207,8 @@ class Answers:
             while not await self._run(answer):
                 self.rerun_total += 1
             self.finished_total += 1
-        except BaseException:
-            self.failed_total += 1
+        except BaseException as error:
+            self.failed_total += not _is_mistake(error)
             if answer.sent:
                 self._send(protocol.Cancel(request_id=answer.ask.completion_id))
             raise
@@ -232,7 +225,7 @@ class Answers:
             return True
         answer.runs += 1
         answer.sent = True
-        self._engine.send(_generate(answer.ask, self._default_max_tokens()))
+        self._engine.send(translation.generate(answer.ask, self._default_max_tokens()))
         while True:
             message = await answer.inbox.get()
             match message:
@@ -249,8 +242,9 @@ class Answers:
                     )
                 case protocol.RequestFailed():
                     answer.sent = False
-                    raise _refusal(message)
+                    raise translation.refusal(message)
                 case protocol.RequestDone():
+                    await self._record(answer, answer.whole)
                     self._finish(answer, message)
                     return True
                 case _:
@@ -273,15 +267,32 @@ class Answers:
             case protocol.Chunk():
                 if message.text or message.tokens:
                     self._start(answer)
-                    tokens = tuple(_token_entry(token) for token in message.tokens)
+                    tokens = tuple(translation.token_entry(token) for token in message.tokens)
                     answer.tell(Piece(choice=message.choice, text=message.text, tokens=tokens))
             case protocol.ChoiceDone():
-                episode = self._episode(answer, message)
-                episode_id = await self._episodes.add(episode)
-                self._on_episode(episode_id, episode)
-                self._start(answer)
-                answer.recorded = True
-                answer.tell(Ended(choice=message.choice, finish_reason=message.finish_reason))
+                if answer.ask.stream:
+                    await self._record(answer, [message])
+                else:
+                    answer.whole.append(message)
+
+    async def _record(self, answer: _Answer, choices: Sequence[protocol.ChoiceDone]) -> None:
+        """Put finished choices on disk, together, and say that they ended."""
+        episodes = [
+            translation.episode(
+                answer.ask,
+                choice,
+                serving=self._serving,
+                version=answer.version,
+                prompt_ids=answer.prompt_ids,
+                created_at=answer.created_at,
+            )
+            for choice in choices
+        ]
+        ids = await asyncio.gather(*(self._episodes.add(episode) for episode in episodes))
+        self._start(answer)
+        for episode_id, episode, choice in zip(ids, episodes, choices, strict=True):
+            self._on_episode(episode_id, episode)
+            answer.tell(Ended(choice=choice.choice, finish_reason=choice.finish_reason))
 
     def _start(self, answer: _Answer) -> None:
         if not answer.started:
@@ -305,40 +316,12 @@ class Answers:
         )
         answer.let_out()
 
-    def _episode(self, answer: _Answer, done: protocol.ChoiceDone) -> Episode:
-        ask = answer.ask
-        return Episode(
-            id=0,
-            completion_id=ask.completion_id,
-            choice=done.choice,
-            created_at=answer.created_at,
-            kind="chat" if ask.messages is not None else "text",
-            model=self._serving.model,
-            base_sha256=self._serving.base_sha256,
-            version=answer.version,
-            messages=ask.messages,
-            prompt=ask.prompt,
-            prompt_ids=answer.prompt_ids,
-            completion_ids=done.completion_ids,
-            logprobs=done.logprobs,
-            raw_logprobs=done.raw_logprobs,
-            text=done.text,
-            finish_reason=done.finish_reason,
-            temperature=ask.temperature,
-            top_p=ask.top_p,
-            top_k=ask.top_k,
-            seed=done.seed,
-            max_tokens=ask.max_tokens,
-            user=ask.user,
-            metadata=ask.metadata,
-            caller=ask.caller.name,
-        )
-
 
 class _Answer:
     """An answer under way. `sent`: a worker has it. `began`: monotonic.
 
-    Events of an answer that is not streamed are held back until its end, so that it can be run again.
+    Events (`held`) and finished choices (`whole`) of an answer that is not streamed are held back until its end, so
+    that it can be run again.
     """
 
     def __init__(self, ask: Ask) -> None:
@@ -353,14 +336,14 @@ class _Answer:
         self.runs = 0
         self.sent = False
         self.started = False
-        self.recorded = False
+        self.whole: list[protocol.ChoiceDone] = []
         self.held: list[AnswerEvent] = []
         self.abandoned = False
 
     @property
     def is_out(self) -> bool:
-        """Whether its reader, or the store, has got something of it: it can then not be run again."""
-        return self.recorded or (self.started and self.ask.stream)
+        """Whether its reader has got something of it: it can then not be run again."""
+        return self.started and self.ask.stream
 
     def tell(self, event: AnswerEvent) -> None:
         """Pass an event on, at once or at the end."""
@@ -378,44 +361,13 @@ class _Answer:
     def forget(self) -> None:
         """Be as if nothing had been made of it yet."""
         self.started = False
+        self.whole.clear()
         self.held.clear()
 
 
-def _generate(ask: Ask, default_max_tokens: int) -> protocol.Generate:
-    messages = None
-    if ask.messages is not None:
-        messages = tuple(protocol.ChatMessage(role=m["role"], content=m["content"]) for m in ask.messages)
-    return protocol.Generate(
-        request_id=ask.completion_id,
-        messages=messages,
-        prompt=ask.prompt,
-        n=ask.n,
-        sampling=protocol.Sampling(
-            temperature=ask.temperature,
-            top_p=ask.top_p,
-            top_k=ask.top_k,
-            seed=ask.seed,
-            max_tokens=default_max_tokens if ask.max_tokens is None else ask.max_tokens,
-            stop=ask.stop,
-            top_logprobs=ask.top_logprobs,
-            logprobs=ask.logprobs,
-        ),
-    )
-
-
-def _refusal(failed: protocol.RequestFailed) -> Refused:
-    if failed.code == "engine_error":
-        return Refused(503, failed.code, failed.message, retry_after_s=1.0)
-    return Refused(400, failed.code, failed.message, param="messages")
-
-
-def _token_entry(token: protocol.TokenLogprob) -> dict[str, Any]:
-    return {
-        "token": token.text,
-        "logprob": token.logprob,
-        "bytes": list(token.bytes),
-        "top_logprobs": [{"token": t.text, "logprob": t.logprob, "bytes": list(t.bytes)} for t in token.top],
-    }
+def _is_mistake(error: BaseException) -> bool:
+    """Whether the client asked for what cannot be done: such an answer never began, so it did not break off."""
+    return isinstance(error, Refused) and error.status < 500
 
 
 def _forget(task: asyncio.Task[None]) -> None:

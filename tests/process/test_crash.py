@@ -149,14 +149,18 @@ def test_the_trainer_killed_in_the_middle_costs_an_attempt_and_no_answer(start_l
     assert daemon.chat()["system_fingerprint"].endswith("-v1")
 
 
-def test_a_serve_worker_killed_under_load_costs_no_answer_that_showed_nothing_yet(start_light: Any) -> None:
+@pytest.mark.parametrize("choices", [1, 6])
+def test_a_serve_worker_killed_under_load_costs_no_answer_that_showed_nothing_yet(
+    start_light: Any, choices: int
+) -> None:
     daemon = start_light(environment={"EDGED_LIGHT_TOKEN_S": "0.02"})
-    answers: list[int] = []
+    answers: list[tuple[int, int]] = []
 
     def ask() -> None:
-        body = {"model": "default", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
+        body = {"model": "default", "messages": [{"role": "user", "content": "hello"}], "n": choices}
         for _ in range(10):
-            answers.append(daemon.client.post("/v1/chat/completions", json=body).status_code)
+            answer = daemon.client.post("/v1/chat/completions", json=body)
+            answers.append((answer.status_code, len(answer.json().get("choices", ()))))
 
     threads = [threading.Thread(target=ask) for _ in range(4)]
     for thread in threads:
@@ -166,9 +170,9 @@ def test_a_serve_worker_killed_under_load_costs_no_answer_that_showed_nothing_ye
         signal_process(daemon.until(lambda: daemon.worker_pid("serve")))
     for thread in threads:
         thread.join()
-    assert answers.count(200) + answers.count(503) == 40
-    assert answers.count(200) >= 30
-    assert daemon.chat()["id"]
+    assert answers == [(200, choices)] * 40
+    assert daemon.status()["serve"]["rerun_total"] > 0
+    assert daemon.status()["store"]["episodes"] == 40 * choices
 
 
 @pytest.mark.parametrize("point", ["train:begin", "train:before_rename", "train:after_rename", "stage:begin"])

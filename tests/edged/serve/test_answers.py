@@ -15,7 +15,8 @@ from edged.answer import AnswerEvent, Ask, Ended, Piece, Started, Usage
 from edged.records import Caller, Episode
 from edged.refusal import Refused
 from edged.serve.admission import Limits
-from edged.serve.answers import RUNS_MAX, Answers, Serving
+from edged.serve.answers import RUNS_MAX, Answers
+from edged.serve.translation import Serving
 from engine import protocol
 
 GUARD_S = 30.0
@@ -378,20 +379,22 @@ def test_an_answer_is_made_again_if_the_worker_dies_before_anything_was_shown() 
     run(scenario)
 
 
-def test_an_answer_that_is_not_streamed_is_run_again_as_long_as_no_choice_was_recorded() -> None:
+def test_an_answer_that_is_not_streamed_is_run_again_even_if_a_choice_of_it_was_done() -> None:
     async def scenario() -> None:
         serve = Serve()
-        reader = serve.read(ask(stream=False))
+        reader = serve.read(ask(stream=False, n=2))
         await serve.settle()
-        serve.says(begun(version=2), chunk("lost"))
+        serve.says(begun(version=2), chunk("lost"), choice_done(text="lost"))
         await serve.settle()
-        assert reader.got == []
+        assert (reader.got, serve.disk.episodes) == ([], [])
         serve.worker_dies()
         serve.worker_ready()
         await serve.settle()
-        serve.says(begun(version=3), chunk("whole"), choice_done(text="whole"), request_done())
+        serve.says(begun(version=3), chunk("whole"), choice_done(text="whole"))
+        serve.says(choice_done(1, text=""), request_done())
         await reader.end()
-        assert [type(event).__name__ for event in reader.got] == ["Started", "Piece", "Ended", "Usage"]
+        assert reader.kinds == ["Started", "Piece", "Ended", "Ended", "Usage"]
+        assert [(e.choice, e.version, e.text) for e in serve.disk.episodes] == [(0, 3, "whole"), (1, 3, "")]
         assert (reader.got[0].version, reader.got[1].text) == (3, "whole")
         assert serve.answers.counters()["rerun_total"] == 1
 
@@ -664,12 +667,14 @@ def test_a_disk_that_fails_ends_the_answer_and_stops_the_worker_on_it() -> None:
 def test_counters_tell_what_has_happened() -> None:
     async def scenario() -> None:
         serve = Serve()
-        good, bad = serve.read(ask("c1")), serve.read(ask("c2"))
+        good, bad, broken = serve.read(ask("c1")), serve.read(ask("c2")), serve.read(ask("c3"))
         await serve.settle()
         serve.says(begun("c1"), choice_done(request_id="c1"), request_done("c1"))
-        serve.says(protocol.RequestFailed(request_id="c2", code="bad_prompt", message="no"))
+        serve.says(protocol.RequestFailed(request_id="c2", code="bad_prompt", message="the client's mistake"))
+        serve.says(protocol.RequestFailed(request_id="c3", code="engine_error", message="no memory"))
         await good.end()
         await bad.refusal()
+        await broken.refusal()
         assert serve.answers.counters() == {
             "finished_total": 1,
             "failed_total": 1,

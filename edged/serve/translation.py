@@ -1,0 +1,98 @@
+"""Between the API's words and the serve worker's: requests, refusals, tokens and episodes. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from edged.answer import Ask
+from edged.records import Episode
+from edged.refusal import Refused
+from engine import protocol
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """What every answer of this daemon has in common. `wait_s`: the longest wait for a worker."""
+
+    model: str
+    base_sha256: str
+    wait_s: float
+
+
+def generate(ask: Ask, default_max_tokens: int) -> protocol.Generate:
+    """What the worker is asked for. default_max_tokens: of an answer whose request does not say."""
+    messages = None
+    if ask.messages is not None:
+        messages = tuple(protocol.ChatMessage(role=m["role"], content=m["content"]) for m in ask.messages)
+    return protocol.Generate(
+        request_id=ask.completion_id,
+        messages=messages,
+        prompt=ask.prompt,
+        n=ask.n,
+        sampling=protocol.Sampling(
+            temperature=ask.temperature,
+            top_p=ask.top_p,
+            top_k=ask.top_k,
+            seed=ask.seed,
+            max_tokens=default_max_tokens if ask.max_tokens is None else ask.max_tokens,
+            stop=ask.stop,
+            top_logprobs=ask.top_logprobs,
+            logprobs=ask.logprobs,
+        ),
+    )
+
+
+def refusal(failed: protocol.RequestFailed) -> Refused:
+    """What a client is told of a request that the worker refused."""
+    if failed.code == "engine_error":
+        return Refused(503, failed.code, failed.message, retry_after_s=1.0)
+    return Refused(400, failed.code, failed.message, param="messages")
+
+
+def token_entry(token: protocol.TokenLogprob) -> dict[str, Any]:
+    """A token as OpenAI's `logprobs.content` shows it."""
+    return {
+        "token": token.text,
+        "logprob": token.logprob,
+        "bytes": list(token.bytes),
+        "top_logprobs": [{"token": t.text, "logprob": t.logprob, "bytes": list(t.bytes)} for t in token.top],
+    }
+
+
+def episode(
+    ask: Ask,
+    done: protocol.ChoiceDone,
+    *,
+    serving: Serving,
+    version: int,
+    prompt_ids: tuple[int, ...],
+    created_at: float,
+) -> Episode:
+    """The record of a finished choice. version: adapter that made it. created_at: of its answer, in Unix seconds."""
+    return Episode(
+        id=0,
+        completion_id=ask.completion_id,
+        choice=done.choice,
+        created_at=created_at,
+        kind="chat" if ask.messages is not None else "text",
+        model=serving.model,
+        base_sha256=serving.base_sha256,
+        version=version,
+        messages=ask.messages,
+        prompt=ask.prompt,
+        prompt_ids=prompt_ids,
+        completion_ids=done.completion_ids,
+        logprobs=done.logprobs,
+        raw_logprobs=done.raw_logprobs,
+        text=done.text,
+        finish_reason=done.finish_reason,
+        temperature=ask.temperature,
+        top_p=ask.top_p,
+        top_k=ask.top_k,
+        seed=done.seed,
+        max_tokens=ask.max_tokens,
+        user=ask.user,
+        metadata=ask.metadata,
+        caller=ask.caller.name,
+    )
