@@ -197,7 +197,7 @@ class Assembly:
             audit_log=self._store.audit,
             learner=self.learner,
             router=self._staging,
-            importer=importer.bring,
+            importer=importer,
             candidates=self._candidates,
             parts=self.parts,
             readiness=self._readiness,

@@ -80,6 +80,12 @@ class Router(Protocol):
     async def go_live(self, adapter: protocol.AdapterRef) -> float: ...
 
 
+class Importer(Protocol):
+    """What judges an adapter from outside (`edged.learn.importing`)."""
+
+    async def bring(self, folder: Path, caller: Caller, *, if_live: int | None = None) -> Adapter: ...
+
+
 class Operator:
     """`parts` gives the status as it is now; `announce` tells readers of events."""
 
@@ -94,7 +100,7 @@ class Operator:
         audit_log: AuditLog,
         learner: LearnerSwitches,
         router: Router,
-        importer: Callable[[Path, Caller], Any],
+        importer: Importer,
         candidates: asyncio.Lock,
         parts: Callable[[], status.Parts],
         readiness: Callable[[], tuple[bool, str]],
@@ -130,27 +136,19 @@ class Operator:
 
     async def promote(self, version: int, *, if_live: int | None, caller: Caller) -> Live:
         async with self._candidates:
-            self._require_files(version)
-            live = await self._lineage.set_live(
-                version, why="promoted", caller=caller, if_live=if_live, now=time.time()
-            )
-            await self._serve(live)
-            return live
+            return await self._make_live(version, why="promoted", if_live=if_live, caller=caller)
 
     async def rollback(self, *, if_live: int | None, caller: Caller) -> Live:
         async with self._candidates:
             before = await self._version_before()
-            live = await self._lineage.set_live(
-                before, why="rolled_back", caller=caller, if_live=if_live, now=time.time()
-            )
-            await self._serve(live)
-            return live
+            return await self._make_live(before, why="rolled_back", if_live=if_live, caller=caller)
 
     async def pin(self, version: int, pinned: bool, *, if_live: int | None, caller: Caller) -> Live:
-        if pinned and self._lineage.live().version != version:
-            await self.promote(version, if_live=if_live, caller=caller)
-            if_live = version
-        live = await self._lineage.set_pinned(pinned, version=version, if_live=if_live, caller=caller)
+        async with self._candidates:
+            if pinned and self._lineage.live().version != version:
+                await self._make_live(version, why="promoted", if_live=if_live, caller=caller, pinned=True)
+                if_live = version
+            live = await self._lineage.set_pinned(pinned, version=version, if_live=if_live, caller=caller)
         self._learner.wake()
         self._announce("adapter", {"version": live.version, "why": live.why, "pinned": live.pinned})
         return live
@@ -158,8 +156,8 @@ class Operator:
     async def keep(self, version: int, kept: bool, *, caller: Caller, if_live: int | None = None) -> Adapter:
         return await self._lineage.set_kept(kept, version=version, caller=caller, if_live=if_live)
 
-    async def import_adapter(self, folder: str, *, caller: Caller) -> Adapter:
-        adapter: Adapter = await self._importer(Path(folder), caller)
+    async def import_adapter(self, folder: str, *, if_live: int | None = None, caller: Caller) -> Adapter:
+        adapter = await self._importer.bring(Path(folder), caller, if_live=if_live)
         self._announce("adapter", {"version": adapter.version, "why": adapter.state, "reason": adapter.reason})
         self._learner.wake()
         return adapter
@@ -211,6 +209,16 @@ class Operator:
 
     async def audit(self, *, limit: int) -> list[AuditEntry]:
         return await self._audit.list(limit)
+
+    async def _make_live(
+        self, version: int, *, why: str, if_live: int | None, caller: Caller, pinned: bool | None = None
+    ) -> Live:
+        self._require_files(version)
+        live = await self._lineage.set_live(
+            version, why=why, caller=caller, if_live=if_live, now=time.time(), pinned=pinned
+        )
+        await self._serve(live)
+        return live
 
     def _require_files(self, version: int) -> None:
         """Refuse a published version whose files are gone before anything changes.

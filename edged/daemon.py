@@ -258,7 +258,9 @@ async def clear_up(store: Store, folders: Folders) -> None:
             break
         log.error("v%d cannot be served: %s", version, complaint)
     if version != live:
-        await store.lineage.set_live(version, why="rolled_back", caller=DAEMON, if_live=live, now=time.time())
+        await store.lineage.set_live(
+            version, why="rolled_back", caller=DAEMON, if_live=live, now=time.time(), pinned=store.lineage.live().pinned
+        )
     await asyncio.to_thread(folders.write_current, version)
 
 

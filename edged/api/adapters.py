@@ -47,7 +47,7 @@ class KeepRequest(ChangeRequest):
     kept: bool = True
 
 
-class ImportRequest(Body):
+class ImportRequest(ChangeRequest):
     """`folder`: an absolute path on the daemon's machine."""
 
     folder: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
@@ -56,12 +56,14 @@ class ImportRequest(Body):
 def adapter_routes(control: Control, access: Access) -> APIRouter:
     """The routes of the adapter versions."""
     router = APIRouter(tags=["adapters"])
+    _add_readers(router, control, access)
+    _add_changes(router, control, access)
+    return router
+
+
+def _add_readers(router: APIRouter, control: Control, access: Access) -> None:
     any_caller = Depends(access.require(None))
     operator = Depends(access.require("admin"))
-    change_body = Depends(optional_json_body(ChangeRequest))
-    pin_body = Depends(optional_json_body(PinRequest))
-    keep_body = Depends(optional_json_body(KeepRequest))
-    import_body = Depends(json_body(ImportRequest))
 
     @router.get("/v1/adapters", summary="List versions, and which is live", dependencies=[any_caller])
     async def list_adapters() -> dict[str, Any]:
@@ -69,17 +71,40 @@ def adapter_routes(control: Control, access: Access) -> APIRouter:
         data = [adapter_object(adapter, live.version) for adapter in adapters]
         return {"object": "list", "live": live_object(live), "data": data}
 
+    @router.get("/v1/adapters/{version}/diff/{other}", summary="How far two versions lie apart",
+                dependencies=[any_caller])  # fmt: skip
+    async def diff(version: Version, other: Version) -> dict[str, Any]:
+        return await control.diff(version, other)
+
+    @router.get("/v1/adapters/{version}/export", summary="A version's folder as a tar file", dependencies=[operator])
+    async def export(request: Request, version: Version) -> Response:
+        folder = control.adapter_folder(version)
+        tar = await asyncio.to_thread(FolderTar, folder)
+        headers = {
+            "content-length": str(tar.n_bytes),
+            "content-disposition": f'attachment; filename="edged-{folder.name}.tar"',
+        }
+        return StreamingResponse(tar.pieces(), media_type="application/x-tar", headers=headers)
+
+
+def _add_changes(router: APIRouter, control: Control, access: Access) -> None:
+    operator = Depends(access.require("admin"))
+    change_body = Depends(optional_json_body(ChangeRequest))
+    pin_body = Depends(optional_json_body(PinRequest))
+    keep_body = Depends(optional_json_body(KeepRequest))
+    import_body = Depends(json_body(ImportRequest))
+
     @router.post("/v1/adapters/rollback", summary="Serve the version before this one again",
                  openapi_extra=describe(ChangeRequest, required=False))  # fmt: skip
     async def rollback(caller: Caller = operator, body: ChangeRequest = change_body) -> dict[str, Any]:
         return live_object(await control.rollback(if_live=body.if_live, caller=caller))
 
-    @router.post("/v1/adapters/import", summary="Judge a PEFT folder as a candidate",
+    @router.post("/v1/adapters/import", summary="Judge a PEFT folder as a candidate, and serve it",
                  openapi_extra=describe(ImportRequest))  # fmt: skip
     async def import_adapter(caller: Caller = operator, body: ImportRequest = import_body) -> dict[str, Any]:
         if not os.path.isabs(body.folder) or "\0" in body.folder:
             raise Refused(400, "invalid_value", "folder: an absolute path on the daemon's machine", param="folder")
-        adapter = await control.import_adapter(body.folder, caller=caller)
+        adapter = await control.import_adapter(body.folder, if_live=body.if_live, caller=caller)
         live, _ = await control.adapters()
         return adapter_object(adapter, live.version)
 
@@ -99,23 +124,6 @@ def adapter_routes(control: Control, access: Access) -> APIRouter:
         adapter = await control.keep(version, body.kept, caller=caller, if_live=body.if_live)
         live, _ = await control.adapters()
         return adapter_object(adapter, live.version)
-
-    @router.get("/v1/adapters/{version}/diff/{other}", summary="How far two versions lie apart",
-                dependencies=[any_caller])  # fmt: skip
-    async def diff(version: Version, other: Version) -> dict[str, Any]:
-        return await control.diff(version, other)
-
-    @router.get("/v1/adapters/{version}/export", summary="A version's folder as a tar file", dependencies=[operator])
-    async def export(request: Request, version: Version) -> Response:
-        folder = control.adapter_folder(version)
-        tar = await asyncio.to_thread(FolderTar, folder)
-        headers = {
-            "content-length": str(tar.n_bytes),
-            "content-disposition": f'attachment; filename="edged-{folder.name}.tar"',
-        }
-        return StreamingResponse(tar.pieces(), media_type="application/x-tar", headers=headers)
-
-    return router
 
 
 def adapter_object(adapter: Adapter, live_version: int) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """`edged adapters ...`: the versions, what is live, and the operator's say over it.
 
 Every verb that changes what is served takes `--if-live`: the daemon compares and swaps, so two operators cannot undo
-each other by accident. `import` judges a PEFT folder as a candidate: the gate can refuse it, which is exit code 1.
+each other by accident; `keep` changes nothing that is served. `import` judges a PEFT folder as a candidate: the gate can refuse it, which is exit code 1.
 """
 
 from __future__ import annotations
@@ -136,6 +136,7 @@ def keep(
 @commands.command("import")
 def import_folder(
     folder: Annotated[Path, typer.Argument(help="A PEFT folder on the daemon's machine.")],
+    if_live: IfLiveOption = None,
     as_json: JsonOption = False,
     connect: ConnectOption = None,
     api_key: KeyOption = None,
@@ -144,7 +145,7 @@ def import_folder(
     if not folder.is_dir():
         raise CommandError(f"{folder}: no such folder")
     with opened(connect, api_key) as client:
-        adapter = client.post("/v1/adapters/import", {"folder": str(folder.resolve())})
+        adapter = _change(client, "/v1/adapters/import", if_live=if_live, folder=str(folder.resolve()))
     if as_json:
         print_json(adapter)
     if adapter["state"] == "refused":
@@ -176,8 +177,9 @@ def export(
     print(target)
 
 
-def _change(client: Client, path: str, *, if_live: int | None, **body: Any) -> None:
-    client.post(path, body if if_live is None else {**body, "if_live": if_live})
+def _change(client: Client, path: str, *, if_live: int | None, **body: Any) -> dict[str, Any]:
+    answer: dict[str, Any] = client.post(path, body if if_live is None else {**body, "if_live": if_live})
+    return answer
 
 
 def find_version(body: dict[str, Any], version: int) -> dict[str, Any]:

@@ -36,11 +36,15 @@ class CandidateBook(Protocol):
 
     def live(self) -> Live: ...
 
+    def expect(self, if_live: int | None) -> Live: ...
+
     async def get(self, version: int) -> Adapter: ...
 
     async def add_candidate(self, *, origin: AdapterOrigin, parent_version: int | None, caller: Caller) -> Adapter: ...
 
-    async def publish(self, version: int, published: PublishedAdapter, *, caller: Caller) -> Live: ...
+    async def publish(
+        self, version: int, published: PublishedAdapter, *, caller: Caller, if_live: int | None = None
+    ) -> Live: ...
 
     async def refuse(self, version: int, reason: str, *, metrics: dict[str, float] | None = None) -> Adapter: ...
 
@@ -73,21 +77,24 @@ class Importer:
         self._base_name = base_name
         self._profile = profile
 
-    async def bring(self, folder: Path, caller: Caller) -> Adapter:
+    async def bring(self, folder: Path, caller: Caller, *, if_live: int | None = None) -> Adapter:
         """Judge the PEFT folder `folder`; the adapter that it became, published or refused.
 
+        Args:
+            if_live: only if this version is live when the judging begins. Nothing else can go live meanwhile.
         Raises:
             Refused: 400 `bad_adapter` for files that are no adapter of this base, 400 `other_profile` for one that
-                this box could serve but not go on training, 409 `pinned`, 503 if the workers do not run.
+                this box could serve but not go on training, 409 `live_changed`, 409 `pinned`, 503 if the workers do
+                not run.
         """
         try:
             weights = await asyncio.to_thread(load_peft, folder, self._base)
         except (AdapterError, OSError) as error:
             raise Refused(400, "bad_adapter", str(error), param="folder") from error
         self._check_profile(weights)
-        if self._lineage.live().pinned:
-            raise Refused(409, "pinned", "a version is pinned; unpin it before another one can go live")
         async with self._candidates:
+            if self._lineage.expect(if_live).pinned:
+                raise Refused(409, "pinned", "a version is pinned; unpin it before another one can go live")
             return await self._judge(weights, caller)
 
     def _check_profile(self, weights: AdapterWeights) -> None:
@@ -109,7 +116,7 @@ class Importer:
             judgement = await self._prove(weights, candidate.version, live.version, spool)
             if not judgement.accepted:
                 return await self._lineage.refuse(candidate.version, judgement.reason, metrics=judgement.metrics)
-            return await self._publish(candidate.version, spool, judgement, caller)
+            return await self._publish(candidate.version, live.version, spool, judgement, caller)
         except JobRefused as refused:
             return await self._lineage.refuse(candidate.version, f"a worker refused it: {refused}")
         except Refused as refused:
@@ -148,11 +155,16 @@ class Importer:
             None,
         )
 
-    async def _publish(self, version: int, spool: Path, judgement: gate.Judgement, caller: Caller) -> Adapter:
+    async def _publish(
+        self, version: int, live: int, spool: Path, judgement: gate.Judgement, caller: Caller
+    ) -> Adapter:
         folder, sha256 = await asyncio.to_thread(self._folders.publish, spool / "adapter", None, version)
         try:
             await self._lineage.publish(
-                version, PublishedAdapter(folder=folder, sha256=sha256, metrics=judgement.metrics), caller=caller
+                version,
+                PublishedAdapter(folder=folder, sha256=sha256, metrics=judgement.metrics),
+                caller=caller,
+                if_live=live,
             )
         except Refused:
             await asyncio.to_thread(self._folders.withdraw, version)

@@ -1,7 +1,8 @@
 """Adapter versions: where each came from, what became of it, and which one is live.
 
 Versions rise for ever: they come from a counter of their own, so a number is never given twice, not even after a row is
-gone. Version 0 is the base and always published. The live history is append-only; its newest row is what is served.
+gone. Version 0 is the base and always published. Each change of what is served adds a row to the live history; the newest
+row is what is served, and its pin is all that is ever changed in it.
 The functions with a connection are parts of larger transactions (`edged.store.updates`).
 """
 
@@ -47,6 +48,10 @@ class Lineage:
     def live(self) -> Live:
         """What is served. No I/O."""
         return self._live
+
+    def expect(self, if_live: int | None) -> Live:
+        """What is served. Raises Refused 409 `live_changed` if that is not `if_live`; None takes any. No I/O."""
+        return _expected(self._live, if_live)
 
     def folder(self, version: int) -> str:
         """The name under `adapters/` of a published version's folder. No I/O.
@@ -113,13 +118,17 @@ class Lineage:
 
         return await self._database.write(insert)
 
-    async def publish(self, version: int, published: PublishedAdapter, *, caller: Caller) -> Live:
-        """Make a candidate published and live. Raises Refused as `publish_candidate` does."""
+    async def publish(
+        self, version: int, published: PublishedAdapter, *, caller: Caller, if_live: int | None = None
+    ) -> Live:
+        """Make a candidate published and live. Raises Refused: 409 `live_changed`, and as `publish_candidate` does."""
         now = self._clock()
-        return await self._database.write(
-            lambda connection: publish_candidate(connection, version, published, caller=caller, now=now),
-            lambda live: self.adopt(live, published.folder),
-        )
+
+        def publish(connection: apsw.Connection) -> Live:
+            require_live(connection, if_live)
+            return publish_candidate(connection, version, published, caller=caller, now=now)
+
+        return await self._database.write(publish, lambda live: self.adopt(live, published.folder))
 
     async def refuse(self, version: int, reason: str, *, metrics: dict[str, float] | None = None) -> Adapter:
         """Give a candidate up. Raises Refused: 404 `adapter_not_found`, 409 `not_a_candidate`."""
@@ -146,13 +155,16 @@ class Lineage:
             why: "promoted" or "rolled_back"; the audit shows it.
             if_live: only if this version is live now.
             now: Unix seconds.
-            pinned: None keeps it as it is.
+            pinned: whether `version` is pinned from now on. None: it is not, and this is refused while another one is.
         Raises:
-            Refused: 409 `live_changed`, 404 `adapter_not_found`, 409 `adapter_refused`, 409 `adapter_not_published`.
+            Refused: 409 `live_changed`, 409 `pinned`, 404 `adapter_not_found`, 409 `adapter_refused`,
+                409 `adapter_not_published`.
         """
 
         def insert(connection: apsw.Connection) -> Live:
             live = require_live(connection, if_live)
+            if pinned is None:
+                _require_unpinned(live, version)
             adapter = _get(connection, version)
             if adapter.state == "refused":
                 raise Refused(
@@ -162,9 +174,8 @@ class Lineage:
                 raise Refused(
                     409, "adapter_not_published", f"adapter {version} is still a candidate; wait for its verdict"
                 )
-            keep_pin = live.pinned if pinned is None else pinned
             audit.record(connection, _AUDITED[why], {"version": version, "from": live.version}, caller=caller, now=now)
-            return _append_live(connection, version, why, caller, pinned=keep_pin, now=now)
+            return _append_live(connection, version, why, caller, pinned=bool(pinned), now=now)
 
         return await self._database.write(insert, self.adopt)
 
@@ -241,8 +252,7 @@ def publish_candidate(
     """
     _require_candidate(connection, version)
     live = _read_live(connection)
-    if live.pinned:
-        raise Refused(409, "pinned", f"version {live.version} is pinned; unpin it before adapter {version} goes live")
+    _require_unpinned(live, version)
     connection.execute(
         "UPDATE adapters SET state = 'published', sha256 = ?, folder = ? WHERE version = ?",
         (published.sha256, published.folder, version),
@@ -282,11 +292,19 @@ def _read_live(connection: apsw.Connection) -> Live:
 
 def require_live(connection: apsw.Connection, if_live: int | None) -> Live:
     """What is live. Raises Refused 409 `live_changed` if that is not `if_live`; None takes any."""
-    live = _read_live(connection)
+    return _expected(_read_live(connection), if_live)
+
+
+def _expected(live: Live, if_live: int | None) -> Live:
     if if_live is not None and live.version != if_live:
         message = f"version {live.version} is live, not {if_live}; look at what changed before you repeat this"
         raise Refused(409, "live_changed", message, param="if_live")
     return live
+
+
+def _require_unpinned(live: Live, version: int) -> None:
+    if live.pinned:
+        raise Refused(409, "pinned", f"version {live.version} is pinned; unpin it before version {version} goes live")
 
 
 def _get(connection: apsw.Connection, version: int) -> Adapter:

@@ -60,6 +60,18 @@ class LightRouter:
         return 1.0
 
 
+class LightImporter:
+    """Keeps what was brought; an adapter from outside is the base."""
+
+    def __init__(self, store: Store, imported: list[tuple[Path, int | None]]) -> None:
+        self._store = store
+        self._imported = imported
+
+    async def bring(self, folder: Path, caller: Caller, *, if_live: int | None = None) -> Adapter:
+        self._imported.append((folder, if_live))
+        return await self._store.lineage.get(0)
+
+
 @dataclasses.dataclass
 class Desk:
     """An operator and what is around it."""
@@ -71,7 +83,7 @@ class Desk:
     router: LightRouter
     candidates: asyncio.Lock
     told: list[tuple[str, dict[str, Any]]]
-    imported: list[Path]
+    imported: list[tuple[Path, int | None]]
 
     async def publish(self) -> int:
         """A new version, live, with its files."""
@@ -118,11 +130,7 @@ def at_desk(root: Path, scenario: Callable[[Desk], Awaitable[None]]) -> None:
         store = await Store.open(root / "edged.db", readers=1)
         learner, router, candidates = LightLearner(), LightRouter(), asyncio.Lock()
         told: list[tuple[str, dict[str, Any]]] = []
-        imported: list[Path] = []
-
-        async def bring(folder: Path, caller: Caller) -> Adapter:
-            imported.append(folder)
-            return await store.lineage.get(0)
+        imported: list[tuple[Path, int | None]] = []
 
         def no_parts() -> Any:
             raise AssertionError("no test here asks for the status")
@@ -136,7 +144,7 @@ def at_desk(root: Path, scenario: Callable[[Desk], Awaitable[None]]) -> None:
             audit_log=store.audit,
             learner=learner,
             router=router,
-            importer=bring,
+            importer=LightImporter(store, imported),
             candidates=candidates,
             parts=no_parts,
             readiness=lambda: (True, "ready"),
@@ -304,6 +312,42 @@ def test_pinning_another_version_promotes_it_first(tmp_path: Path) -> None:
     at_desk(tmp_path, scenario)
 
 
+def test_a_pinned_version_is_served_until_it_is_unpinned(tmp_path: Path) -> None:
+    async def scenario(desk: Desk) -> None:
+        for _ in range(3):
+            await desk.publish()
+        await desk.operator.pin(2, True, if_live=None, caller=OPERATOR)
+        desk.router.served.clear()
+        for change in (
+            desk.operator.rollback(if_live=None, caller=OPERATOR),
+            desk.operator.promote(3, if_live=2, caller=OPERATOR),
+            desk.operator.promote(0, if_live=None, caller=OPERATOR),
+        ):
+            refused = await refusal(change)
+            assert (refused.status, refused.code) == (409, "pinned")
+            assert "version 2 is pinned; unpin it before" in refused.message
+        live = desk.store.lineage.live()
+        assert (live.version, live.pinned, desk.router.served) == (2, True, [])
+        await desk.operator.pin(2, False, if_live=None, caller=OPERATOR)
+        live = await desk.operator.rollback(if_live=None, caller=OPERATOR)
+        assert (live.version, live.pinned) == (3, False)
+
+    at_desk(tmp_path, scenario)
+
+
+def test_who_pins_another_version_moves_the_pin(tmp_path: Path) -> None:
+    async def scenario(desk: Desk) -> None:
+        for _ in range(2):
+            await desk.publish()
+        await desk.operator.pin(2, True, if_live=None, caller=OPERATOR)
+        live = await desk.operator.pin(1, True, if_live=2, caller=OPERATOR)
+        assert (live.version, live.pinned, desk.router.served[-1][0]) == (1, True, 1)
+        refused = await refusal(desk.operator.rollback(if_live=None, caller=OPERATOR))
+        assert refused.code == "pinned"
+
+    at_desk(tmp_path, scenario)
+
+
 def test_unpinning_a_version_that_is_not_live_changes_nothing(tmp_path: Path) -> None:
     async def scenario(desk: Desk) -> None:
         await desk.publish()
@@ -368,8 +412,8 @@ def test_the_base_is_as_far_away_as_an_adapter_has_effect(tmp_path: Path) -> Non
 
 def test_an_import_is_announced_with_what_became_of_it(tmp_path: Path) -> None:
     async def scenario(desk: Desk) -> None:
-        await desk.operator.import_adapter("/somewhere", caller=OPERATOR)
-        assert desk.imported == [Path("/somewhere")]
+        await desk.operator.import_adapter("/somewhere", if_live=4, caller=OPERATOR)
+        assert desk.imported == [(Path("/somewhere"), 4)]
         assert desk.told == [("adapter", {"version": 0, "why": "published", "reason": None})]
 
     at_desk(tmp_path, scenario)

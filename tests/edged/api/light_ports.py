@@ -264,12 +264,15 @@ class LightControl:
 
     def _route(self, version: int, if_live: int | None, why: Any, caller: Caller, pinned: bool) -> Live:
         self._find(version)
-        if if_live not in (None, self.live.version):
-            raise Refused(409, "live_changed", f"version {self.live.version} is live now, not {if_live}")
+        self._expect(if_live)
         self._note(caller, why, version=version)
         self.live = Live(version=version, since=1_700_000_100.0, why=why, caller=caller.name, pinned=pinned)
         self.publish("adapter", {"version": version})
         return self.live
+
+    def _expect(self, if_live: int | None) -> None:
+        if if_live not in (None, self.live.version):
+            raise Refused(409, "live_changed", f"version {self.live.version} is live now, not {if_live}")
 
     def _find(self, version: int) -> Adapter:
         for adapter in self.lineage:
@@ -327,7 +330,8 @@ class LightControl:
         self.lineage[self.lineage.index(self._find(version))] = adapter
         return adapter
 
-    async def import_adapter(self, folder: str, *, caller: Caller) -> Adapter:
+    async def import_adapter(self, folder: str, *, if_live: int | None = None, caller: Caller) -> Adapter:
+        self._expect(if_live)
         adapter = an_adapter(len(self.lineage), origin="imported", state="refused", reason="not finite", folder=None)
         self.lineage.append(adapter)
         return adapter

@@ -35,10 +35,16 @@ def test_promote_and_roll_back_change_what_is_live(tmp_path: Path) -> None:
 def test_if_live_is_compare_and_swap_on_every_route_that_changes_what_is_served(tmp_path: Path) -> None:
     async def run() -> None:
         async with serving(tmp_path) as light:
-            for path in ("/v1/adapters/1/promote", "/v1/adapters/rollback", "/v1/adapters/1/pin"):
-                answer = await light.unix.post(path, json={"if_live": 2})
+            for path, body in {
+                "/v1/adapters/1/promote": {},
+                "/v1/adapters/rollback": {},
+                "/v1/adapters/1/pin": {},
+                "/v1/adapters/import": {"folder": "/srv/adapters/x"},
+            }.items():
+                answer = await light.unix.post(path, json={**body, "if_live": 2})
                 assert (answer.status_code, answer.json()["error"]["code"]) == (409, "live_changed")
             assert light.control.live.version == 3
+            assert [adapter.version for adapter in light.control.lineage] == [0, 1, 2, 3]
 
     asyncio.run(run())
 

@@ -145,6 +145,18 @@ def test_nothing_is_brought_in_while_a_version_is_pinned(in_box: InBox, peft_fol
     in_box(scenario)
 
 
+def test_an_import_that_expects_another_live_version_changes_nothing(in_box: InBox, peft_folder: Path) -> None:
+    async def scenario(box: Any) -> None:
+        with pytest.raises(Refused) as caught:
+            await importer_of(box).bring(peft_folder, box.OPERATOR, if_live=3)
+        assert (caught.value.status, caught.value.code) == (409, "live_changed")
+        assert (await box.store.lineage.newest_version(), box.stage.staged) == (0, [])
+        adapter = await importer_of(box).bring(peft_folder, box.OPERATOR, if_live=0)
+        assert (adapter.state, box.store.lineage.live().version) == ("published", 1)
+
+    in_box(scenario)
+
+
 def test_a_version_that_is_pinned_during_the_judging_stays_live(in_box: InBox, peft_folder: Path) -> None:
     async def scenario(box: Any) -> None:
         stage = box.stage.stage

@@ -117,12 +117,17 @@ def test_if_live_lets_only_one_of_two_callers_win(in_store: InStore, operator: C
         )
         assert (status, code) == (409, "live_changed")
         assert "version 1 is live" in message
+        candidate = await imported(store, operator, publish=False)
         for attempt in (
+            store.lineage.publish(candidate, PUBLISHED, caller=operator, if_live=2),
             store.lineage.set_pinned(True, version=1, if_live=2, caller=operator),
             store.lineage.set_kept(True, version=1, if_live=2, caller=operator),
         ):
             assert (await refusal(attempt))[:2] == (409, "live_changed")
-        assert [entry.action for entry in await store.audit.list(10)] == ["promote", "import", "import"]
+        with pytest.raises(Refused, match="version 1 is live"):
+            store.lineage.expect(2)
+        assert store.lineage.expect(1) == store.lineage.expect(None) == store.lineage.live()
+        assert [entry.action for entry in await store.audit.list(10)] == ["import", "promote", "import", "import"]
 
     in_store(scenario)
 
@@ -145,12 +150,15 @@ def test_nothing_is_published_over_a_pinned_version(in_store: InStore, operator:
     in_store(scenario)
 
 
-def test_an_operators_promote_keeps_the_pin_unless_it_says_otherwise(in_store: InStore, operator: Caller) -> None:
+def test_a_pin_stays_where_it_is_unless_it_is_moved_by_name(in_store: InStore, operator: Caller) -> None:
     async def scenario(store: Store) -> None:
         await imported(store, operator)
         await store.lineage.set_pinned(True, version=1, if_live=None, caller=operator)
-        live = await store.lineage.set_live(0, why="promoted", caller=operator, if_live=None, now=1.0)
-        assert live.pinned
+        for why in ("promoted", "rolled_back"):
+            change = store.lineage.set_live(0, why=why, caller=operator, if_live=None, now=1.0)
+            assert await refusal(change) == (409, "pinned", "version 1 is pinned; unpin it before version 0 goes live")
+        live = await store.lineage.set_live(0, why="promoted", caller=operator, if_live=None, now=1.0, pinned=True)
+        assert (live.version, live.pinned) == (0, True)
         live = await store.lineage.set_live(1, why="promoted", caller=operator, if_live=None, now=2.0, pinned=False)
         assert not live.pinned
 
