@@ -5,6 +5,9 @@ neighbouring pairs where Hugging Face rotates halves. So the rows of B of those 
 put back when read; A is never touched. Leaving that out gives a file that loads and serves a plausible but different
 model.
 
+Matrices that the model stores fused are adapted as `adapters.fusion` says. llama.cpp divides alpha by each matrix's own
+rank, so B of a fused one is written multiplied by its width.
+
 llama.cpp checks architecture, names and shapes only. The `edged.*` keys state which base and version the file is for.
 
 The written bytes are a function of the arguments alone. Durability is the caller's: see `adapters.folder`.
@@ -19,16 +22,17 @@ import gguf
 import numpy as np
 
 from adapters.errors import BaseModelError, MismatchedAdapter, UnreadableAdapter, UnsupportedAdapter
+from adapters.fusion import parts_of, stored_matrices, stored_shape
 from adapters.gguf_header import GgufError, GgufHeader, SkippedArray, TensorEntry, load_header
-from adapters.shape import ARCHITECTURES, LINEAR_MODULES, BaseShape, split_module
+from adapters.shape import ARCHITECTURES, FUSED_MODULES, LINEAR_MODULES, BaseShape
 from adapters.weights import F32, AdapterWeights
 
 KEY_BASE_SHA256 = "edged.base_sha256"
 KEY_VERSION = "edged.policy_version"
 KEY_PARENT = "edged.parent"
+KEY_RANK = "edged.lora_rank"  # of the adapter; only where fused matrices have another
 
 _ALPHA = "adapter.lora.alpha"
-_MODULE_OF_TENSOR = {tensor: kind for kind, tensor in LINEAR_MODULES.items()}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +42,14 @@ class GgufLineage:
     version: int | None
     parent: int | None
     base_sha256: str | None
+
+
+def stored_tensors(arch: str) -> dict[str, str]:
+    """Module inside a block, as a model of this architecture stores it -> name of its tensor in the GGUF file."""
+    fused = ARCHITECTURES[arch].fused
+    parts = {part for parts in fused.values() for part in parts}
+    whole = {module: tensor for module, tensor in FUSED_MODULES.items() if module in fused}
+    return {module: tensor for module, tensor in LINEAR_MODULES.items() if module not in parts} | whole
 
 
 def permute_rows(b: F32, n_heads: int) -> F32:
@@ -64,7 +76,11 @@ def save_gguf_adapter(
     Args:
         version, parent: of the adapter in the lineage; parent None: it has no parent here.
         base_sha256: of the base model file that it is for.
+    Raises:
+        UnsupportedAdapter: it adapts only some of the modules that the model stores as one matrix.
     """
+    stored = stored_matrices(weights)
+    tensor_of = stored_tensors(weights.base.arch)
     writer = gguf.GGUFWriter(path, weights.base.arch)
     writer.add_type("adapter")
     writer.add_string("adapter.type", "lora")
@@ -72,12 +88,15 @@ def save_gguf_adapter(
     writer.add_string(KEY_VERSION, str(version))
     writer.add_string(KEY_PARENT, "" if parent is None else str(parent))
     writer.add_string(KEY_BASE_SHA256, base_sha256)
-    for module, (a, b) in weights.matrices.items():
-        layer, kind = split_module(module)
+    if weights.base.fused:
+        writer.add_uint32(KEY_RANK, weights.rank)
+    for module, matrices in stored.items():
+        _, _, layer, kind = module.split(".", 3)
         heads = _permuted_heads(weights.base, kind)
-        name = f"blk.{layer}.{LINEAR_MODULES[kind]}.weight"
-        writer.add_tensor(f"{name}.lora_a", a)
-        writer.add_tensor(f"{name}.lora_b", permute_rows(b, heads) if heads else b)
+        b = permute_rows(matrices.b, heads) if heads else matrices.b
+        name = f"blk.{layer}.{tensor_of[kind]}.weight"
+        writer.add_tensor(f"{name}.lora_a", matrices.a)
+        writer.add_tensor(f"{name}.lora_b", b if matrices.width == 1 else b * np.float32(matrices.width))
     try:
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -173,21 +192,23 @@ def _permuted_heads(base: BaseShape, kind: str) -> int:
 
 
 def _load_matrices(path: Path, header: GgufHeader, base: BaseShape) -> dict[str, tuple[F32, F32]]:
+    module_of = {tensor: module for module, tensor in stored_tensors(base.arch).items()}
     factors: dict[str, dict[str, F32]] = {}
     with path.open("rb") as file:
         for name, entry in header.tensors.items():
             stem, _, factor = name.rpartition(".lora_")
             parts = stem.split(".")
-            if factor not in ("a", "b") or len(parts) != 4 or parts[0] != "blk" or parts[2] not in _MODULE_OF_TENSOR:
+            if factor not in ("a", "b") or len(parts) != 4 or parts[0] != "blk" or parts[2] not in module_of:
                 raise UnsupportedAdapter(
                     f"{path}: tensor {name} is not LoRA on a linear map of a block; train again without it"
                 )
             file.seek(entry.offset_bytes)
             matrix = _to_float32(path, name, entry, file.read(entry.n_bytes))
-            factors.setdefault(f"model.layers.{parts[1]}.{_MODULE_OF_TENSOR[parts[2]]}", {})[factor] = matrix
-    matrices = {}
+            factors.setdefault(f"model.layers.{parts[1]}.{module_of[parts[2]]}", {})[factor] = matrix
+    rank = header.metadata.get(KEY_RANK)
+    matrices: dict[str, tuple[F32, F32]] = {}
     for module, found in factors.items():
-        n_out, n_in = base.module_shape(module)
+        n_out, n_in = stored_shape(base, module)
         if found.keys() != {"a", "b"}:
             raise UnreadableAdapter(f"{path}: {module} has only lora_{''.join(found)}; export the adapter again")
         a, b = found["a"], found["b"]
@@ -196,9 +217,21 @@ def _load_matrices(path: Path, header: GgufHeader, base: BaseShape) -> dict[str,
                 f"{path}: {module} has A{list(a.shape)} and B{list(b.shape)}, this base model has a weight of "
                 f"{[n_out, n_in]} there; use an adapter that was trained on this base"
             )
-        heads = _permuted_heads(base, split_module(module)[1])
-        matrices[module] = (a, unpermute_rows(b, heads) if heads else b)
+        matrices |= _unpacked(base, module, a, b, rank if isinstance(rank, int) else None)
     return matrices
+
+
+def _unpacked(base: BaseShape, module: str, a: F32, b: F32, rank: int | None) -> dict[str, tuple[F32, F32]]:
+    """One module of a file as modules of the adapter, at the scale alpha / (their own rank)."""
+    heads = _permuted_heads(base, module.split(".", 3)[3])
+    if heads:
+        return {module: (a, unpermute_rows(b, heads))}
+    parts = parts_of(base, module, a, b, rank)
+    return {part: (pa, _at_rank(pb, pa.shape[0] / a.shape[0])) for part, (pa, pb) in parts.items()}
+
+
+def _at_rank(b: F32, ratio: float) -> F32:
+    return b if ratio == 1.0 else np.ascontiguousarray(b * np.float32(ratio))
 
 
 def _to_float32(path: Path, name: str, entry: TensorEntry, data: bytes) -> F32:

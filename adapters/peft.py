@@ -1,5 +1,9 @@
 """Adapters as PEFT folders: `adapter_config.json` and `adapter_model.safetensors`, as PEFT and vLLM load them.
 
+Modules are named as the Hugging Face model has them. A model that stores several of the seven linear maps as one matrix
+(Phi-3: `qkv_proj`, `gate_up_proj`) is given LoRA on that matrix, of higher rank (`adapters.fusion`); `rank_pattern` and
+`alpha_pattern` say so, and its scale is that of all the others.
+
 Reading accepts what can be served exactly and refuses the rest by name. Differences of scale are folded into B when
 read (rsLoRA, `alpha_pattern`), and a module of lower rank (`rank_pattern`) is padded with zeros, so that the effect
 is the same and one rank and alpha hold for all. float16 and bfloat16 are widened. Pickles (`adapter_model.bin`) are
@@ -24,7 +28,8 @@ import safetensors
 import safetensors.numpy
 
 from adapters.errors import MismatchedAdapter, UnreadableAdapter, UnsupportedAdapter
-from adapters.shape import LINEAR_MODULES, BaseShape, module_order, split_module
+from adapters.fusion import parts_of, stored_matrices, stored_shape
+from adapters.shape import LINEAR_MODULES, BaseShape, module_order
 from adapters.weights import F32, AdapterWeights
 
 CONFIG_FILE = "adapter_config.json"
@@ -72,10 +77,14 @@ def save_peft(folder: Path, weights: AdapterWeights, base_model_name: str) -> No
 
 
 def peft_config_bytes(weights: AdapterWeights, base_model_name: str) -> bytes:
-    """Content of `adapter_config.json`."""
-    split = [split_module(module) for module in weights.matrices]
-    layers = sorted({layer for layer, _ in split})
-    kinds = [kind for kind in LINEAR_MODULES if any(kind == other for _, other in split)]
+    """Content of `adapter_config.json`. Raises UnsupportedAdapter as `stored_matrices` does."""
+    stored = stored_matrices(weights)
+    split = [module.split(".", 3)[2:] for module in stored]
+    layers = sorted({int(layer) for layer, _ in split})
+    known = (*LINEAR_MODULES, *weights.base.fused)
+    kinds = [kind for kind in known if any(kind == other for _, other in split)]
+    widths = {kind.rpartition(".")[2]: stored[module].width for module, (_, kind) in zip(stored, split, strict=True)}
+    fused = {name: width for name, width in widths.items() if width > 1}
     config: dict[str, Any] = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -96,16 +105,19 @@ def peft_config_bytes(weights: AdapterWeights, base_model_name: str) -> bytes:
         config["layers_to_transform"] = layers
         config["layers_pattern"] = "layers"
     else:  # an uneven choice of modules can only be named one by one
-        config["target_modules"] = list(weights.matrices)
+        config["target_modules"] = list(stored)
+    if fused:
+        config["rank_pattern"] = {name: weights.rank * width for name, width in fused.items()}
+        config["alpha_pattern"] = {name: weights.alpha * width for name, width in fused.items()}
     return json.dumps(config, indent=2, sort_keys=True).encode() + b"\n"
 
 
 def peft_weights_bytes(weights: AdapterWeights) -> bytes:
     """Content of `adapter_model.safetensors`."""
     tensors = {}
-    for module, (a, b) in weights.matrices.items():
-        tensors[f"{_PREFIX}{module}.lora_A.weight"] = a
-        tensors[f"{_PREFIX}{module}.lora_B.weight"] = b
+    for module, stored in stored_matrices(weights).items():
+        tensors[f"{_PREFIX}{module}.lora_A.weight"] = stored.a
+        tensors[f"{_PREFIX}{module}.lora_B.weight"] = stored.b
     return safetensors.numpy.save(tensors, {"format": "pt"})
 
 
@@ -243,25 +255,42 @@ def _fold(
     rslora = bool(config.get("use_rslora"))
     ranks = {m: _by_pattern(path, config, "rank_pattern", m, rank) for m in pairs}
     alphas = {m: _by_pattern(path, config, "alpha_pattern", m, alpha) for m in pairs}
-    scales = {m: alphas[m] / (math.sqrt(ranks[m]) if rslora else ranks[m]) for m in pairs}
-    top_rank = max(ranks.values(), default=rank)
-    # The adapter's own scale is kept where the modules agree on it, so that nothing is folded that need not be.
-    alpha_out = next(iter(set(scales.values()))) * top_rank if len(set(scales.values())) == 1 else float(alpha)
-    matrices = {}
+    parts: dict[str, tuple[F32, F32]] = {}
+    scales: dict[str, float] = {}
     for module, (a, b) in pairs.items():
-        n_out, n_in = base.module_shape(module)
+        n_out, n_in = stored_shape(base, module)
         expected = (ranks[module], n_in), (n_out, ranks[module])
         if (a.shape, b.shape) != expected:
             raise MismatchedAdapter(
                 f"{folder / WEIGHTS_FILE}: {module} has A{list(a.shape)} and B{list(b.shape)}, this base model needs "
                 f"A{list(expected[0])} and B{list(expected[1])}; use an adapter that was trained on this base"
             )
+        found = parts_of(base, module, a, b, rank)
+        scale = alphas[module] / (math.sqrt(ranks[module]) if rslora else ranks[module])
+        parts |= found
+        scales |= dict.fromkeys(found, scale)
+    return _unify(base, parts, scales, rank, alpha)
+
+
+def _unify(
+    base: BaseShape, parts: Mapping[str, tuple[F32, F32]], scales: Mapping[str, float], rank: int, alpha: float
+) -> AdapterWeights:
+    """`rank`, `alpha`: as the file states them; they are kept where every module has them."""
+    top_rank = max((a.shape[0] for a, _ in parts.values()), default=rank)
+    different = set(scales.values())
+    # The adapter's own scale is kept where the modules agree on it, so that nothing is folded that need not be.
+    if different == {alpha / rank} and top_rank == rank:
+        alpha_out = float(alpha)
+    else:
+        alpha_out = different.pop() * top_rank if len(different) == 1 else float(alpha)
+    matrices = {}
+    for module in sorted(parts, key=module_order):
+        a, b = parts[module]
+        missing = top_rank - a.shape[0]
         ratio = scales[module] * top_rank / alpha_out
-        missing = top_rank - ranks[module]
-        scaled = b if ratio == 1.0 else (b * np.float32(ratio)).astype(np.float32)
+        scaled = b if scales[module] == alpha_out / top_rank else (b * np.float32(ratio)).astype(np.float32)
         matrices[module] = (np.pad(a, ((0, missing), (0, 0))), np.pad(scaled, ((0, 0), (0, missing))))
-    ordered = {module: matrices[module] for module in sorted(matrices, key=module_order)}
-    return AdapterWeights(base=base, rank=top_rank, alpha=float(alpha_out), matrices=ordered)
+    return AdapterWeights(base=base, rank=top_rank, alpha=alpha_out, matrices=matrices)
 
 
 def _by_pattern(path: Path, config: Mapping[str, Any], key: str, module: str, default: Any) -> Any:

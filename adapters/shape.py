@@ -1,7 +1,9 @@
 """The facts of a base model that decide whether an adapter fits it, and how its modules are called.
 
 A module is named by its Hugging Face path without any wrapper's prefix: `model.layers.20.self_attn.q_proj`. Only the
-seven linear maps of a block can be adapted: embeddings, the output head and norms cannot (see `adapters.peft`).
+seven linear maps of a block can be adapted: embeddings, the output head and norms cannot (see `adapters.peft`). An
+architecture that stores several of the seven as one matrix is adapted on the seven all the same; its files hold what
+`adapters.fusion` makes of them.
 
 Pure data and arithmetic; reading the facts from a file is `adapters.llamacpp_format.read_base_shape`.
 """
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Mapping
 
 from adapters.errors import MismatchedAdapter, UnsupportedAdapter
 
@@ -24,15 +27,37 @@ LINEAR_MODULES = {
     "mlp.down_proj": "ffn_down",
 }
 
-# GGUF architecture -> are the rows of Q and K reordered for interleaved rotary embedding?
+# The same of a matrix that is several modules in one.
+FUSED_MODULES = {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Architecture:
+    """How one GGUF architecture stores the linear maps of a block.
+
+    Attributes:
+        permutes_qk: the rows of Q and K are reordered for interleaved rotary embedding.
+        fused: module of FUSED_MODULES -> the modules whose rows lie in it, one behind the other.
+    """
+
+    permutes_qk: bool = False
+    fused: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+
+
 ARCHITECTURES = {
-    "llama": True,
-    "granite": True,
-    "qwen2": False,
-    "qwen3": False,
-    "gemma": False,
-    "gemma2": False,
-    "gemma3": False,
+    "llama": Architecture(permutes_qk=True),
+    "granite": Architecture(permutes_qk=True),
+    "qwen2": Architecture(),
+    "qwen3": Architecture(),
+    "phi3": Architecture(
+        fused={
+            "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+        }
+    ),
+    "gemma": Architecture(),
+    "gemma2": Architecture(),
+    "gemma3": Architecture(),
 }
 
 _MODULE_PATH = re.compile(r"model\.layers\.(0|[1-9][0-9]*)\.([a-z_]+\.[a-z_]+)")
@@ -69,7 +94,12 @@ class BaseShape:
     @property
     def permutes_qk(self) -> bool:
         """True if the GGUF file stores the rows of Q and K in another order than the Hugging Face weights."""
-        return ARCHITECTURES[self.arch]
+        return ARCHITECTURES[self.arch].permutes_qk
+
+    @property
+    def fused(self) -> Mapping[str, tuple[str, ...]]:
+        """Module that the model stores -> the modules in it; empty if it stores the seven as they are."""
+        return ARCHITECTURES[self.arch].fused
 
     def module_shape(self, module: str) -> tuple[int, int]:
         """(n_out, n_in) of `module`'s weight.

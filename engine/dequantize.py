@@ -5,7 +5,8 @@ difference between the two engines. Tensors are unpacked and written one at a ti
 them. The folder appears by rename, complete and on disk, or not at all.
 
 The only difference from a folder that transformers would write: Llama 3's rotary scaling is kept as the file states it,
-in a tensor `rope_freqs.weight`.
+in a tensor `rope_freqs.weight`. What llama.cpp leaves out of a model is left out here too (Phi-3's sliding window): the
+model that is trained is the one that is served.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import hashlib
 import itertools
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,20 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from adapters.shape import ARCHITECTURES, LINEAR_MODULES
+from adapters.llamacpp_format import stored_tensors
+from adapters.shape import ARCHITECTURES
 from adapters.store import publish_folder
+from engine.families import (
+    CONFIG_FILE,
+    FAMILIES,
+    FAMILY_OF_ARCH,
+    Family,
+    parse_config,
+    refusal_of_type,
+    unsupported,
+)
 from engine.fault import EngineFault
-from engine.models import CONFIG_FILE, DIGEST_FILE, DTYPES, MODEL_TYPES, WEIGHTS_FILE, parse_config
+from engine.models import DIGEST_FILE, DTYPES, WEIGHTS_FILE
 
 _OUTER_TENSORS = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -34,15 +45,22 @@ _OUTER_TENSORS = {
     "output.weight": "lm_head.weight",
     "rope_freqs.weight": "rope_freqs.weight",
 }
-_BLOCK_TENSORS = {
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    **{short: module for module, short in LINEAR_MODULES.items()},
+_NORM_TENSORS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+_HEAD_NORM_TENSORS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+# Where attention and MLP have norms behind them too, the one before the MLP has another name.
+_POST_NORM_TENSORS = {
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
 }
 _END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
-_CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+# Tokens that llama.cpp ends an answer at by their text, whatever the keys say.
+_END_TEXTS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>")
+# Tensors that change the result and are not computed: name -> what it is.
+_REFUSED_TENSORS = {
+    "rope_factors_long.weight": "rotary factors that depend on the length of the context (longrope)",
+    "rope_factors_short.weight": "rotary factors that depend on the length of the context (longrope)",
+}
 _SAFETENSORS_DTYPE = {"bfloat16": ("BF16", 2), "float32": ("F32", 4)}
 
 
@@ -66,7 +84,8 @@ def dequantize_gguf(path: Path, expected_sha256: str, folder: Path, dtype: str) 
     try:
         reader = gguf.GGUFReader(path)
         config = hugging_face_config(reader)
-        tensors = [(tensor, hugging_face_name(tensor.name)) for tensor in reader.tensors]
+        family = FAMILIES[config["model_type"]]
+        tensors = [(tensor, hugging_face_name(tensor.name, family)) for tensor in reader.tensors]
         _publish(folder, config, tensors, dtype)
     # gguf raises whatever numpy or its own parsing meets in a damaged file.
     except (ValueError, KeyError, IndexError, OverflowError, UnicodeDecodeError) as error:
@@ -83,55 +102,112 @@ def hugging_face_config(reader: Any) -> dict[str, Any]:
         KeyError: a key that every model of the architecture has is missing.
     """
 
-    def read(key: str) -> Any:
+    def read(key: str, default: Any = None) -> Any:
         field = reader.get_field(key)
-        if field is None:
+        if field is None and default is None:
             raise KeyError(key)
-        return field.contents()
+        return default if field is None else field.contents()
 
     arch = read("general.architecture")
-    if arch not in MODEL_TYPES.values():
-        known = ", ".join(sorted(set(MODEL_TYPES.values())))
-        raise EngineFault(
-            "model_unsupported", f"architecture {arch!r}: this trainer knows {known}; choose another base"
-        )
-    for key in ("rope.scaling.type", "attention.sliding_window"):
-        field = reader.get_field(f"{arch}.{key}")
-        if field is not None and field.contents() not in ("none", 0):
-            raise EngineFault("model_unsupported", f"the model sets {key}; choose a base without it")
-    n_embd, n_heads = read(f"{arch}.embedding_length"), read(f"{arch}.attention.head_count")
+    if arch not in FAMILY_OF_ARCH:
+        raise refusal_of_type("architecture", arch, sorted(FAMILY_OF_ARCH))
+    model_type = FAMILY_OF_ARCH[arch]
+    family = FAMILIES[model_type]
+    n_layers, n_embd, n_heads = (
+        read(f"{arch}.{key}") for key in ("block_count", "embedding_length", "attention.head_count")
+    )
+    n_kv_heads, n_ff = read(f"{arch}.attention.head_count_kv", n_heads), read(f"{arch}.feed_forward_length")
+    if not all(isinstance(count, int) for count in (n_heads, n_kv_heads, n_ff)):
+        raise unsupported("blocks of different sizes")
+    head_dim = read(f"{arch}.attention.key_length", n_embd // n_heads)
+    if read(f"{arch}.rope.dimension_count", head_dim) != head_dim:
+        raise unsupported("rotary embedding of a part of each head (rope.dimension_count)")
     names = {tensor.name: tensor for tensor in reader.tensors}
-    head_dim = reader.get_field(f"{arch}.attention.key_length")
-    theta = reader.get_field(f"{arch}.rope.freq_base")
     return {
-        "architectures": [_CLASSES[arch]],
-        "model_type": arch,
-        "num_hidden_layers": read(f"{arch}.block_count"),
+        "architectures": [family.model_class],
+        "model_type": model_type,
+        "num_hidden_layers": n_layers,
         "hidden_size": n_embd,
         "num_attention_heads": n_heads,
-        "num_key_value_heads": read(f"{arch}.attention.head_count_kv"),
-        "head_dim": head_dim.contents() if head_dim is not None else n_embd // n_heads,
-        "intermediate_size": read(f"{arch}.feed_forward_length"),
+        "num_key_value_heads": n_kv_heads,
+        "head_dim": head_dim,
+        "intermediate_size": n_ff,
         "vocab_size": int(names["token_embd.weight"].shape[1]),
         "max_position_embeddings": read(f"{arch}.context_length"),
         "rms_norm_eps": read(f"{arch}.attention.layer_norm_rms_epsilon"),
-        "rope_parameters": {"rope_type": "default", "rope_theta": theta.contents() if theta is not None else 10000.0},
         "attention_bias": "blk.0.attn_q.bias" in names,
         "mlp_bias": "blk.0.ffn_up.bias" in names,
-        "hidden_act": "silu",
+        "hidden_act": family.activations[0],
         "tie_word_embeddings": "output.weight" not in names,
-        "eos_token_id": [field.contents() for field in map(reader.get_field, _END_KEYS) if field is not None],
+        **_rotary_and_window(family, read, n_layers=n_layers, n_embd=n_embd, n_heads=n_heads, head_dim=head_dim),
+        "eos_token_id": _end_tokens(reader),
     }
 
 
-def hugging_face_name(name: str) -> str:
+def _rotary_and_window(
+    family: Family, read: Callable[..., Any], *, n_layers: int, n_embd: int, n_heads: int, head_dim: int
+) -> dict[str, Any]:
+    """The part of the configuration that GGUF files state in another way than Hugging Face."""
+    arch = family.arch
+    scaling = read(f"{arch}.rope.scaling.type", "none")
+    factor = read(f"{arch}.rope.scaling.factor", 0.0)
+    if scaling not in ("none", "linear"):
+        raise unsupported(f"the rotary scaling {scaling!r}")
+    for key in ("rope.scale_linear", "rope.scaling.attn_factor"):
+        if read(f"{arch}.{key}", 1.0) not in (0.0, 1.0):
+            raise unsupported(f"a rotary scaling ({key}) that this trainer does not compute")
+    if scaling == "none" and factor not in (0.0, 1.0):
+        raise unsupported("a factor of rotary scaling (rope.scaling.factor) without its type")
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": read(f"{arch}.rope.freq_base", 10000.0)}
+    if scaling == "linear" and factor:
+        rope |= {"rope_type": "linear", "factor": factor}
+    if not family.served_windows:
+        # llama.cpp knows the key of Phi-3 and attends to everything nevertheless; for the others it has no such key.
+        if family.windows != "all" and read(f"{arch}.attention.sliding_window", 0):
+            raise unsupported("attention in a sliding window, which llama.cpp does not compute for it")
+        return {"rope_parameters": rope}
+    # llama.cpp has these figures in its code and not from the file.
+    is_27b = n_layers == 62
+    local = {"rope_type": "default", "rope_theta": read(f"{arch}.rope.freq_base_swa", 10000.0)}
+    return {
+        "rope_parameters": {"full_attention": rope, "sliding_attention": local},
+        "sliding_window": read(f"{arch}.attention.sliding_window"),
+        "layer_types": ["full_attention" if (n + 1) % 6 == 0 else "sliding_attention" for n in range(n_layers)],
+        "query_pre_attn_scalar": n_embd // n_heads if is_27b else head_dim,
+        "hidden_activation": family.activations[0],
+    }
+
+
+def _end_tokens(reader: Any) -> list[int]:
+    fields = [reader.get_field(key) for key in _END_KEYS]
+    ends = {field.contents() for field in fields if field is not None}
+    tokens = reader.get_field("tokenizer.ggml.tokens")
+    if tokens is not None:
+        texts = tokens.contents()
+        ends |= {texts.index(text) for text in _END_TEXTS if text in texts}
+    return sorted(ends)
+
+
+def hugging_face_name(name: str, family: Family) -> str:
     """The Hugging Face name of a GGUF tensor. Raises EngineFault (model_unsupported) for one that has no place."""
     if name in _OUTER_TENSORS:
         return _OUTER_TENSORS[name]
+    if name in _REFUSED_TENSORS:
+        raise unsupported(_REFUSED_TENSORS[name])
+    linears = {tensor: module for module, tensor in stored_tensors(family.arch).items()}
+    norms = (
+        _NORM_TENSORS
+        | (_HEAD_NORM_TENSORS if family.head_norms else {})
+        | (_POST_NORM_TENSORS if family.post_norms else {})
+    )
     parts = name.split(".")
-    if len(parts) == 4 and parts[0] == "blk" and parts[2] in _BLOCK_TENSORS:
-        return f"model.layers.{parts[1]}.{_BLOCK_TENSORS[parts[2]]}.{parts[3]}"
-    raise EngineFault("model_unsupported", f"tensor {name!r} has no place in a plain decoder; choose another base")
+    if len(parts) == 4 and parts[0] == "blk":
+        places = linears | norms if parts[3] == "weight" else linears if parts[3] == "bias" else {}
+        if parts[2] in places:
+            return f"model.layers.{parts[1]}.{places[parts[2]]}.{parts[3]}"
+    raise unsupported(
+        f"the tensor {name!r}, which a plain {family.arch} does not have: neither could an adapter be written for it"
+    )
 
 
 def _publish(folder: Path, config: dict[str, Any], tensors: list[tuple[Any, str]], dtype: str) -> None:
@@ -167,14 +243,18 @@ def _write_safetensors(path: Path, config: dict[str, Any], tensors: list[tuple[A
 
 
 def _unpacked(config: dict[str, Any], tensors: list[tuple[Any, str]], dtype: torch.dtype) -> Iterator[memoryview]:
+    family = FAMILIES[config["model_type"]]
     head_counts = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
-    permuted = ARCHITECTURES[config["model_type"]]
+    permuted = ARCHITECTURES[family.arch].permutes_qk
     for tensor, name in tensors:
         unpacked = gguf.dequantize(tensor.data, tensor.tensor_type)
         weights = torch.from_numpy(np.require(unpacked, dtype=np.float32, requirements=["C", "W"]))
-        n_heads = head_counts.get(name.split(".")[-2]) if permuted else None
+        module = name.split(".")[-2]
+        n_heads = head_counts.get(module) if permuted else None
         if n_heads is not None:
             weights = restore_rotary_rows(weights, n_heads)
+        if module.endswith("norm"):  # the file has the factor itself
+            weights = weights - family.norm_offset
         array: npt.NDArray[np.uint8] = weights.to(dtype).contiguous().view(torch.uint8).numpy()
         yield array.data.cast("B")
 

@@ -2,8 +2,8 @@
 
 A GGUF file is dequantised once (`engine.dequantize`) into a folder below the cache, named by the file's hash; a Hugging
 Face folder is read where it lies. Both are then loaded by the same code, which maps the weights and copies nothing on a
-CPU. Only decoders of the pre-norm, rotary, gated-MLP family are loaded, and any option of theirs that
-`engine.train.decoder` does not compute is refused here, so that a model is either computed exactly or not at all.
+CPU: matrices that a model stores fused become views of their parts. Which models are loaded, and what their
+configuration means, is `engine.families`.
 
 transformers is not imported: its import alone takes longer than everything this module does, and it takes 16 s for the
 conversion that takes 4 s here. Tests hold the two equal.
@@ -13,49 +13,21 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
 
-from adapters.errors import AdapterError
-from adapters.shape import LINEAR_MODULES, BaseShape
+from adapters.shape import LINEAR_MODULES
+from engine.families import DecoderConfig, inverse_frequencies, read_config
 from engine.fault import EngineFault
 
 WEIGHTS_FILE = "model.safetensors"
-CONFIG_FILE = "config.json"
 DIGEST_FILE = "weights.sha256"  # of WEIGHTS_FILE; only in folders that `engine.dequantize` wrote
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-
-# Hugging Face model type -> GGUF architecture. Mistral is the llama architecture under another name.
-MODEL_TYPES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderConfig:
-    """What the forward pass has to know.
-
-    Attributes:
-        shape: sizes, as adapters are checked against them.
-        norm_eps: added to the mean square in every norm.
-        rope_theta: base of the rotary frequencies.
-        rope_llama3: the four numbers of Llama 3's frequency scaling (factor, low and high frequency factor, original
-            context in tokens), or None for plain frequencies.
-        tied: the output head is the embedding matrix.
-        eos_ids: tokens that end an answer.
-    """
-
-    shape: BaseShape
-    norm_eps: float
-    rope_theta: float
-    rope_llama3: tuple[float, float, float, float] | None
-    tied: bool
-    eos_ids: frozenset[int]
 
 
 class Linear(NamedTuple):
@@ -67,22 +39,35 @@ class Linear(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """One decoder block. `linears` is keyed as `adapters.shape.LINEAR_MODULES`; `head_norms` (Q's, K's) is Qwen3's."""
+    """One decoder block.
+
+    Attributes:
+        attention_norm, mlp_norm: factors of the norms before attention and MLP.
+        linears: keyed as `adapters.shape.LINEAR_MODULES`.
+        head_norms: of Q and of K, or None. post_norms: of the outputs of attention and of the MLP, or None.
+        window: how many tokens back attention reaches, the token itself included; None for all.
+        rotary: which of the base's sets of frequencies it rotates at.
+    """
 
     attention_norm: torch.Tensor
     mlp_norm: torch.Tensor
     linears: Mapping[str, Linear]
     head_norms: tuple[torch.Tensor, torch.Tensor] | None
+    post_norms: tuple[torch.Tensor, torch.Tensor] | None
+    window: int | None
+    rotary: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Base:
     """A loaded base model: every tensor frozen, of one dtype, on one device.
 
+    Only the factors of norms that are sums (`Family.norm_offset`) are float32 always: rounding would move them all.
+
     Attributes:
         name: for people and for adapter files.
         embedding: [V, D]. head: [V, D], the same tensor if tied. final_norm: [D].
-        inverse_frequencies: float32[head_dim / 2], radians a position.
+        inverse_frequencies: of each set, float32[head_dim / 2], radians a position.
     """
 
     name: str
@@ -91,7 +76,7 @@ class Base:
     head: torch.Tensor
     final_norm: torch.Tensor
     blocks: tuple[Block, ...]
-    inverse_frequencies: torch.Tensor
+    inverse_frequencies: tuple[torch.Tensor, ...]
 
     @property
     def eos_ids(self) -> frozenset[int]:
@@ -155,79 +140,6 @@ def load_folder(folder: Path, dtype: str, device: str) -> Base:
         ) from error
 
 
-def read_config(folder: Path) -> DecoderConfig:
-    """The decoder's configuration from config.json.
-
-    Raises:
-        EngineFault: model_unreadable, or model_unsupported for a model that the decoder does not compute exactly.
-    """
-    try:
-        raw: dict[str, Any] = json.loads((folder / CONFIG_FILE).read_text())
-        return parse_config(raw)
-    except (OSError, ValueError) as error:
-        raise EngineFault("model_unreadable", f"{folder / CONFIG_FILE}: {error}") from error
-    except KeyError as error:
-        raise EngineFault("model_unreadable", f"{folder / CONFIG_FILE}: key {error.args[0]!r} is missing") from error
-
-
-def parse_config(raw: Mapping[str, Any]) -> DecoderConfig:
-    """The configuration in a Hugging Face config map. Raises EngineFault (model_unsupported) and KeyError."""
-    model_type = raw["model_type"]
-    if model_type not in MODEL_TYPES:
-        raise _unsupported(f"model type {model_type!r}; this trainer knows {', '.join(MODEL_TYPES)}")
-    if raw.get("hidden_act", "silu") != "silu":
-        raise _unsupported(f"activation {raw['hidden_act']!r}; it knows silu")
-    if raw.get("sliding_window") and raw.get("use_sliding_window", model_type == "mistral"):
-        raise _unsupported("attention in a sliding window")
-    n_heads, n_embd = raw["num_attention_heads"], raw["hidden_size"]
-    rope = raw.get("rope_parameters") or {**(raw.get("rope_scaling") or {}), "rope_theta": raw.get("rope_theta", 1e4)}
-    eos = raw.get("eos_token_id")
-    try:
-        shape = BaseShape(
-            arch=MODEL_TYPES[model_type],
-            n_layers=raw["num_hidden_layers"],
-            n_embd=n_embd,
-            n_heads=n_heads,
-            n_kv_heads=raw.get("num_key_value_heads") or n_heads,
-            head_dim=raw.get("head_dim") or n_embd // n_heads,
-            n_ff=raw["intermediate_size"],
-            n_vocab=raw["vocab_size"],
-        )
-    except AdapterError as error:
-        raise EngineFault("model_unsupported", str(error)) from error
-    return DecoderConfig(
-        shape=shape,
-        norm_eps=raw["rms_norm_eps"],
-        rope_theta=float(rope["rope_theta"]),
-        rope_llama3=_parse_rope_scaling(rope),
-        tied=bool(raw.get("tie_word_embeddings", False)),
-        eos_ids=frozenset([eos] if isinstance(eos, int) else eos or ()),
-    )
-
-
-def _parse_rope_scaling(rope: Mapping[str, Any]) -> tuple[float, float, float, float] | None:
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind == "default":
-        return None
-    if kind == "llama3":
-        keys = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-        factor, low, high, context_tokens = (float(rope[key]) for key in keys)
-        return factor, low, high, context_tokens
-    raise _unsupported(f"rotary scaling {kind!r}; it knows llama3's")
-
-
-def inverse_frequencies(config: DecoderConfig) -> torch.Tensor:
-    """float32[head_dim / 2]: radians a position of each rotated pair."""
-    head_dim = config.shape.head_dim
-    plain = 1.0 / (config.rope_theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
-    if config.rope_llama3 is None:
-        return plain
-    factor, low, high, context_tokens = config.rope_llama3
-    wavelength = 2 * math.pi / plain
-    blend = ((context_tokens / wavelength - low) / (high - low)).clamp(0.0, 1.0)  # 0: fully scaled, 1: untouched
-    return (1 - blend) * plain / factor + blend * plain
-
-
 def _open_tensors(folder: Path, dtype: torch.dtype, device: torch.device) -> dict[str, torch.Tensor]:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
@@ -246,42 +158,70 @@ def _open_tensors(folder: Path, dtype: torch.dtype, device: torch.device) -> dic
 def _assemble(name: str, config: DecoderConfig, tensors: dict[str, torch.Tensor]) -> Base:
     shape = config.shape
     embedding = _take(tensors, "model.embed_tokens.weight", shape.n_vocab, shape.n_embd)
-    frequencies = inverse_frequencies(config).to(embedding.device)
+    frequencies = [inverse_frequencies(one, shape.head_dim).to(embedding.device) for one in config.rotaries]
     if "rope_freqs.weight" in tensors:  # GGUF states Llama 3's scaling as one divisor a frequency
-        frequencies = frequencies / _take(tensors, "rope_freqs.weight", shape.head_dim // 2).float()
+        divisors = _take(tensors, "rope_freqs.weight", shape.head_dim // 2).float()
+        frequencies = [one / divisors for one in frequencies]
     return Base(
         name=name,
         config=config,
         embedding=embedding,
         head=embedding if config.tied else _take(tensors, "lm_head.weight", shape.n_vocab, shape.n_embd),
-        final_norm=_take(tensors, "model.norm.weight", shape.n_embd),
+        final_norm=_norm(config, tensors, "model.norm.weight"),
         blocks=tuple(_block(config, tensors, layer) for layer in range(shape.n_layers)),
-        inverse_frequencies=frequencies,
+        inverse_frequencies=tuple(frequencies),
     )
 
 
 def _block(config: DecoderConfig, tensors: dict[str, torch.Tensor], layer: int) -> Block:
-    shape, prefix = config.shape, f"model.layers.{layer}."
+    prefix, family = f"model.layers.{layer}.", config.family
+    # With norms behind attention too, the name of the norm before the MLP means the one behind attention.
+    behind, before = "post_attention_layernorm", "pre_feedforward_layernorm"
+    mlp_norm = before if family.post_norms else behind
+    head_norms = post_norms = None
+    if family.head_norms:
+        head_norms = (
+            _norm(config, tensors, f"{prefix}self_attn.q_norm.weight", config.shape.head_dim),
+            _norm(config, tensors, f"{prefix}self_attn.k_norm.weight", config.shape.head_dim),
+        )
+    if family.post_norms:
+        post_norms = (
+            _norm(config, tensors, f"{prefix}{behind}.weight"),
+            _norm(config, tensors, f"{prefix}post_feedforward_layernorm.weight"),
+        )
+    window = config.windows[layer]
+    return Block(
+        attention_norm=_norm(config, tensors, f"{prefix}input_layernorm.weight"),
+        mlp_norm=_norm(config, tensors, f"{prefix}{mlp_norm}.weight"),
+        linears=_linears(config, tensors, prefix),
+        head_norms=head_norms,
+        post_norms=post_norms,
+        window=window,
+        rotary=len(config.rotaries) - 1 if window is not None else 0,
+    )
+
+
+def _linears(config: DecoderConfig, tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, Linear]:
+    shape = config.shape
+    whole_of = {part: (whole, parts) for whole, parts in shape.fused.items() for part in parts}
     linears = {}
     for kind in LINEAR_MODULES:
-        n_out, n_in = shape.module_shape(prefix + kind)
-        bias = f"{prefix}{kind}.bias"
+        stored, parts = whole_of.get(kind, (kind, (kind,)))
+        heights = [shape.module_shape(prefix + part)[0] for part in parts]
+        n_out, n_in = sum(heights), shape.module_shape(prefix + kind)[1]
+        weight, bias = f"{prefix}{stored}.weight", f"{prefix}{stored}.bias"
+        at = parts.index(kind)
         linears[kind] = Linear(
-            _take(tensors, f"{prefix}{kind}.weight", n_out, n_in),
-            _take(tensors, bias, n_out) if bias in tensors else None,
+            _take(tensors, weight, n_out, n_in).split(heights)[at],
+            _take(tensors, bias, n_out).split(heights)[at] if bias in tensors else None,
         )
-    head_norms = None
-    if shape.arch == "qwen3":
-        head_norms = (
-            _take(tensors, f"{prefix}self_attn.q_norm.weight", shape.head_dim),
-            _take(tensors, f"{prefix}self_attn.k_norm.weight", shape.head_dim),
-        )
-    return Block(
-        attention_norm=_take(tensors, f"{prefix}input_layernorm.weight", shape.n_embd),
-        mlp_norm=_take(tensors, f"{prefix}post_attention_layernorm.weight", shape.n_embd),
-        linears=linears,
-        head_norms=head_norms,
-    )
+    return linears
+
+
+def _norm(config: DecoderConfig, tensors: dict[str, torch.Tensor], name: str, width: int | None = None) -> torch.Tensor:
+    weight = _take(tensors, name, width or config.shape.n_embd)
+    offset = config.family.norm_offset
+    return weight.float() + offset if offset else weight
 
 
 def _take(tensors: dict[str, torch.Tensor], name: str, *expected: int) -> torch.Tensor:
@@ -291,7 +231,3 @@ def _take(tensors: dict[str, torch.Tensor], name: str, *expected: int) -> torch.
             "model_unreadable", f"tensor {name!r}: shape {list(tensor.shape)}, config.json says {list(expected)}"
         )
     return tensor
-
-
-def _unsupported(what: str) -> EngineFault:
-    return EngineFault("model_unsupported", f"the model has {what}; serve it without learning, or choose another base")

@@ -24,7 +24,6 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from adapters.shape import BaseShape
 from engine.lora import Lora, Pair
 from engine.models import Base, Block, Linear
 from engine.train.attention import attend
@@ -38,13 +37,16 @@ _GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Packing:
-    """Where the sequences lie. n_rows: rows computed with, at least the tokens. cos, sin: [n_rows, 1, d] in the base's
-    dtype."""
+    """Where the sequences lie.
+
+    Attributes:
+        lengths: tokens of each sequence. n_rows: rows computed with, at least the tokens.
+        rotations: of each of the base's sets of frequencies, cosine and sine [n_rows, 1, d] in the base's dtype.
+    """
 
     lengths: tuple[int, ...]
     n_rows: int
-    cos: torch.Tensor
-    sin: torch.Tensor
+    rotations: tuple[tuple[torch.Tensor, torch.Tensor], ...]
 
     @property
     def n_tokens(self) -> int:
@@ -61,14 +63,19 @@ def pack(base: Base, lengths: Sequence[int]) -> Packing:
     """The packing of sequences of these lengths (tokens), positions starting at 0 in each."""
     n_rows = round_up_rows(sum(lengths))
     positions = torch.cat([torch.arange(n, device=base.device) for n in (*lengths, n_rows - sum(lengths))])
-    angles = positions[:, None].float() * base.inverse_frequencies  # [T, d / 2]
-    angles = torch.cat((angles, angles), dim=-1)[:, None, :]
-    return Packing(tuple(lengths), n_rows, angles.cos().to(base.dtype), angles.sin().to(base.dtype))
+    rotations = []
+    for frequencies in base.inverse_frequencies:
+        angles = positions[:, None].float() * frequencies  # [T, d / 2]
+        angles = torch.cat((angles, angles), dim=-1)[:, None, :]
+        rotations.append((angles.cos().to(base.dtype), angles.sin().to(base.dtype)))
+    return Packing(tuple(lengths), n_rows, tuple(rotations))
 
 
 def embed(base: Base, ids: Sequence[int]) -> torch.Tensor:
     """float32[T, D]: the stream that enters block 0."""
-    return base.embedding[torch.tensor(ids, dtype=torch.int64, device=base.device)].float()
+    stream = base.embedding[torch.tensor(ids, dtype=torch.int64, device=base.device)].float()
+    # In float32, as llama.cpp has it; transformers rounds the factor to the model's dtype.
+    return stream * base.config.shape.n_embd**0.5 if base.config.family.scaled_embedding else stream
 
 
 def run_blocks(
@@ -92,45 +99,45 @@ def run_blocks(
 
 def final_norm(base: Base, stream: torch.Tensor) -> torch.Tensor:
     """[T, D] in the base's dtype: what the output head multiplies."""
-    return _norm(stream, base.final_norm, base.config.norm_eps)
+    return _norm(stream, base.final_norm, base)
 
 
 def _run_block(base: Base, layer: int, stream: torch.Tensor, packing: Packing, lora: Lora | None) -> torch.Tensor:
-    block, eps, shape = base.blocks[layer], base.config.norm_eps, base.config.shape
-    normed = _norm(stream, block.attention_norm, eps)
+    block = base.blocks[layer]
+    normed = _norm(stream, block.attention_norm, base)
     q, k, v = _linears(normed, block, _QKV, layer, lora)
-    heads = _attention(shape, block, eps, q, k, v, packing)
+    heads = _attention(base, block, q, k, v, packing)
     (attended,) = _linears(heads, block, ("self_attn.o_proj",), layer, lora)
+    if block.post_norms is not None:
+        attended = _norm(attended.float(), block.post_norms[0], base)
     stream = stream + attended
-    normed = _norm(stream, block.mlp_norm, eps)
+    normed = _norm(stream, block.mlp_norm, base)
     gate, up = _linears(normed, block, _GATE_UP, layer, lora)
-    (mixed,) = _linears(_gated(gate, up), block, ("mlp.down_proj",), layer, lora)
+    (mixed,) = _linears(_gated(gate, up, base), block, ("mlp.down_proj",), layer, lora)
+    if block.post_norms is not None:
+        mixed = _norm(mixed.float(), block.post_norms[1], base)
     return stream + mixed
 
 
 def _attention(
-    shape: BaseShape,
-    block: Block,
-    eps: float,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    packing: Packing,
+    base: Base, block: Block, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, packing: Packing
 ) -> torch.Tensor:
+    shape = base.config.shape
     q = q.view(-1, shape.n_heads, shape.head_dim)  # [T, H, d]
     k = k.view(-1, shape.n_kv_heads, shape.head_dim)  # [T, K, d]
     v = v.view(-1, shape.n_kv_heads, shape.head_dim)
     if block.head_norms is not None:
-        q, k = (_norm(x.float(), weight, eps) for x, weight in zip((q, k), block.head_norms, strict=True))
-    q, k = _rotate(q, packing), _rotate(k, packing)
-    n_tokens, n_padding = packing.n_tokens, packing.n_rows - packing.n_tokens
-    attended = attend(q[:n_tokens], k[:n_tokens], v[:n_tokens], packing.lengths)
-    return F.pad(attended, (0, 0, 0, 0, 0, n_padding)).reshape(-1, shape.n_heads * shape.head_dim)
+        q, k = (_norm(x.float(), weight, base) for x, weight in zip((q, k), block.head_norms, strict=True))
+    rotation = packing.rotations[block.rotary]
+    q, k = _rotate(q, *rotation), _rotate(k, *rotation)
+    n = packing.n_tokens
+    attended = attend(q[:n], k[:n], v[:n], packing.lengths, scale=base.config.attention_scale, window=block.window)
+    return F.pad(attended, (0, 0, 0, 0, 0, packing.n_rows - n)).reshape(-1, shape.n_heads * shape.head_dim)
 
 
-def _rotate(x: torch.Tensor, packing: Packing) -> torch.Tensor:
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     first, second = x.chunk(2, dim=-1)
-    return x * packing.cos + torch.cat((-second, first), dim=-1) * packing.sin
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
 def _linears(
@@ -150,37 +157,35 @@ def _linears(
     return outputs
 
 
-def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def _norm(x: torch.Tensor, weight: torch.Tensor, base: Base) -> torch.Tensor:
     normed: torch.Tensor = _RmsNorm.apply(  # type: ignore[no-untyped-call]
-        x, weight, eps
+        x, weight, base.config.norm_eps, base.dtype
     )
     return normed
 
 
-def _gated(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    product: torch.Tensor = _GatedSilu.apply(  # type: ignore[no-untyped-call]
-        gate, up
-    )
+def _gated(gate: torch.Tensor, up: torch.Tensor, base: Base) -> torch.Tensor:
+    product: torch.Tensor = _GATES[base.config.family.gate].apply(gate, up)
     return product
 
 
 class _RmsNorm(torch.autograd.Function):
-    """y = weight * x / rms(x), in the weight's dtype; the gradient goes to x only."""
+    """y = weight * x / rms(x), computed in the weight's dtype and given in `dtype`; the gradient goes to x only."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float, dtype: torch.dtype) -> torch.Tensor:
         inverse_rms = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
         unit = (x * inverse_rms).to(weight.dtype)
         ctx.save_for_backward(unit, weight, inverse_rms)
-        result: torch.Tensor = unit * weight
+        result: torch.Tensor = (unit * weight).to(dtype)
         return result
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         unit, weight, inverse_rms = ctx.saved_tensors
         inner = (grad * weight).float()
         along = (inner * unit).mean(dim=-1, keepdim=True)
-        return inner.sub_(unit * along).mul_(inverse_rms), None, None
+        return inner.sub_(unit * along).mul_(inverse_rms), None, None, None
 
 
 class _GatedSilu(torch.autograd.Function):
@@ -196,6 +201,24 @@ class _GatedSilu(torch.autograd.Function):
         gate, up = ctx.saved_tensors
         grad_gate = torch.ops.aten.silu_backward(grad * up, gate)
         return grad_gate, F.silu(gate).mul_(grad)
+
+
+class _GatedGelu(torch.autograd.Function):
+    """y = gelu(gate) * up, gelu in its tanh approximation."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(gate, up)
+        return F.gelu(gate, approximate="tanh").mul_(up)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        gate, up = ctx.saved_tensors
+        grad_gate = torch.ops.aten.gelu_backward(grad * up, gate, approximate="tanh")
+        return grad_gate, F.gelu(gate, approximate="tanh").mul_(grad)
+
+
+_GATES = {"silu": _GatedSilu, "gelu": _GatedGelu}
 
 
 class _AdaptedLinears(torch.autograd.Function):
