@@ -92,10 +92,12 @@ class Folders:
 
     def result(self, update_id: int) -> protocol.TrainResult | None:
         """What the trainer made of an update; None until it is complete. Raises protocol.WireError if it is damaged."""
-        path = self.job(update_id) / protocol.OUT_FOLDER / protocol.RESULT_FILE
-        if not path.exists():
-            return None
-        return _read(protocol.TrainResult, path)
+        out = self.job(update_id) / protocol.OUT_FOLDER
+        return _read(protocol.TrainResult, out / protocol.RESULT_FILE) if out.is_dir() else None
+
+    def clear_result(self, update_id: int) -> None:
+        """Leave the job as if it had not been trained."""
+        shutil.rmtree(self.job(update_id) / protocol.OUT_FOLDER)
 
     def candidate(self, update_id: int, version: int) -> Path:
         """Where the candidate's adapter folder lies: in the job, or already among the published ones."""
@@ -163,7 +165,7 @@ def _read(record: type[T], path: Path) -> T:
     """The record in a file. Raises protocol.WireError."""
     try:
         plain = msgpack.unpackb(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, FileNotFoundError) as error:
         raise protocol.WireError(f"{path}: damaged: {error or type(error).__name__}") from error
     return protocol.from_map(record, plain)
 

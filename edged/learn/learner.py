@@ -20,13 +20,13 @@ from edged.learn.forgetting import without_removed
 from edged.learn.ports import EpisodeShelf, LineageBook, RatingsBook, UpdateBook
 from edged.learn.scoring import tokens_of
 from edged.learn.trainer import Trainer
-from edged.learn.updating import LEARNER, Updater
+from edged.learn.updating import LEARNER, PutOff, Updater
 from edged.records import RatedChoice, Update
 from engine import protocol
 
 log = logging.getLogger(__name__)
 
-HOLD_FIRST_S = 60.0  # after the trainer could not start at all; doubles up to HOLD_MAX_S
+HOLD_FIRST_S = 60.0  # after the machine could not make an update; doubles up to HOLD_MAX_S
 HOLD_MAX_S = 3600.0
 PROBES_POLL_S = 1.0  # while the serve worker, which tokenises the probes, is starting
 UNUSED_ROWS = 512  # of rated choices that one decision looks at
@@ -87,6 +87,7 @@ class Learner:
         self._on_finished = on_finished
         self._awake = asyncio.Event()
         self._held_until = 0.0
+        self._held_why = ""
         self._hold_s = HOLD_FIRST_S
         self.switches = Switches()
         self.state: plan.LearnerState = "idle"
@@ -177,7 +178,7 @@ class Learner:
         """The decision, without its batch while the workers cannot carry it out."""
         if now < self._held_until and decision.want_trainer:
             return dataclasses.replace(
-                decision, state="paused", batch=(), want_trainer=False, why="the train worker could not run"
+                decision, state="paused", batch=(), want_trainer=False, why=f"{self._held_why}; it is tried again later"
             )
         if decision.batch and not self._probes():
             return dataclasses.replace(
@@ -229,13 +230,20 @@ class Learner:
         try:
             finished = await self._updater.carry(update, job, rated_at)
         except WorkerFault as fault:
-            self._held_until = time.time() + self._hold_s
-            log.error("the train worker cannot run, next try in %.0f s: %s", self._hold_s, fault)
-            self._hold_s = min(HOLD_MAX_S, self._hold_s * 2)
-            await self._give_back(update, f"the train worker cannot run: {fault}")
+            await self._put_off(update, f"the train worker cannot run: {fault}")
+            return
+        except PutOff as short:
+            await self._put_off(update, f"the machine could not make it: {short}")
             return
         self._hold_s = HOLD_FIRST_S
         self._tell(finished)
+
+    async def _put_off(self, update: Update, why: str) -> None:
+        """Give an update back, and make none for a while: what was lacking comes back by itself, or somebody sees it."""
+        self._held_until, self._held_why = time.time() + self._hold_s, why
+        log.error("update %d is put off, next try in %.0f s: %s", update.id, self._hold_s, why)
+        self._hold_s = min(HOLD_MAX_S, self._hold_s * 2)
+        await self._give_back(update, why)
 
     async def _give_back(self, update: Update, reason: str) -> None:
         """End an update that trained nothing: its ratings wait for the next one."""

@@ -6,6 +6,9 @@ Every step can be cut off by a kill at any point; `carry` picks an update up fro
     out/ is there      prove, then publish or refuse
     already published  (files moved, verdict not yet written) prove and publish again: every step may be repeated
 
+What the machine is to blame for (a full disk, no memory, files that cannot be read) is tried again, and then `PutOff`
+leaves the ratings to a later update; what speaks against the batch or the candidate uses them up.
+
 The verdict, the version's state and what is live change in one transaction of the store; routing follows it. So after
 a kill between the two the daemon starts on what the store says.
 """
@@ -32,9 +35,18 @@ from engine import protocol
 log = logging.getLogger(__name__)
 
 LEARNER = Caller(name="learner", scopes=frozenset())
+TRAINING_PAUSE_S = 2.0  # between attempts, when the machine lacked something
 PROVING_ATTEMPTS = 3
 PROVING_PAUSE_S = 1.0  # between attempts: the worker needs a moment to be started again
 PROVING_WAIT_S = 60.0  # for workers to run at all; what is live cannot be changed meanwhile
+
+# Codes of `engine.protocol.TrainFailed` and `StageFailed` that say nothing against the batch or the candidate.
+TRAINING_SHORT = frozenset({"engine_error", "out_of_memory", "adapter_unreadable", "bad_job"})
+PROVING_SHORT = frozenset({"engine_error", "out_of_memory"})
+
+
+class PutOff(RuntimeError):
+    """Raised when the machine could not make or prove an update, which is then unfinished and to be given back."""
 
 
 class Updater:
@@ -64,7 +76,8 @@ class Updater:
     async def carry(self, update: Update, job: protocol.TrainJob, rated_at: float | None) -> Update:
         """The finished update. rated_at: when the last of its new ratings came, to tell how long all took.
 
-        Raises WorkerFault if the trainer cannot start at all; the update is then unfinished, as before.
+        Raises WorkerFault if the trainer cannot start at all, and PutOff if the machine lacks what the update needs; the
+        update is then unfinished, as before.
         """
         began = time.monotonic()
         seconds: dict[str, float] = {}
@@ -74,8 +87,6 @@ class Updater:
             finished = await self._finish(update, "failed", f"{refused.code}: {refused}", seconds, {})
         except WorkerLost as lost:
             finished = await self._finish(update, "failed", f"the trainer died every time: {lost}", seconds, {})
-        except protocol.WireError as error:
-            finished = await self._finish(update, "failed", f"its result cannot be read: {error}", seconds, {})
         else:
             async with self._candidates:
                 await self._updates.set_state(update.id, "gating")
@@ -87,11 +98,11 @@ class Updater:
     async def _train(self, update: Update, job: protocol.TrainJob, seconds: dict[str, float]) -> protocol.TrainResult:
         """The trainer's result, from disk if it is there already.
 
-        Raises JobRefused, WorkerLost, WorkerFault, and protocol.WireError for a result on disk that is damaged.
+        Raises JobRefused for what is wrong with the batch; PutOff, WorkerLost, WorkerFault.
         """
-        attempts = update.attempts
+        attempts, shortages = update.attempts, 0
         while True:
-            result = await asyncio.to_thread(self._folders.result, update.id)
+            result = await self._result(update)
             if result is not None:
                 return result
             if attempts >= self._max_attempts():
@@ -109,8 +120,25 @@ class Updater:
                 attempts += 1
                 await self._updates.set_state(update.id, "training", attempts=attempts)
                 log.warning("update %d, attempt %d of %d: %s", update.id, attempts, self._max_attempts(), lost)
+            except JobRefused as refused:
+                if refused.code not in TRAINING_SHORT:
+                    raise
+                shortages += 1
+                log.warning("update %d, attempt %d of %d: %s", update.id, shortages, self._max_attempts(), refused)
+                if shortages >= self._max_attempts():
+                    raise PutOff(f"{refused.code}: {refused}") from refused
+                await asyncio.sleep(TRAINING_PAUSE_S)
             finally:
                 seconds["train"] = seconds.get("train", 0.0) + time.monotonic() - began
+
+    async def _result(self, update: Update) -> protocol.TrainResult | None:
+        """What was trained already; a result that cannot be read is cleared away, and the job trained again."""
+        try:
+            return await asyncio.to_thread(self._folders.result, update.id)
+        except protocol.WireError as error:
+            log.warning("update %d is trained again: its result cannot be read: %s", update.id, error)
+            await asyncio.to_thread(self._folders.clear_result, update.id)
+            return None
 
     async def _prove_and_publish(
         self,
@@ -148,16 +176,23 @@ class Updater:
     ) -> gate.Judgement:
         """The gate's judgement. A worker that dies under the candidate every time speaks against the candidate.
 
-        Raises WorkerDown if the workers did not run for PROVING_WAIT_S.
+        Raises WorkerDown if the workers did not run for PROVING_WAIT_S, and PutOff if the machine could not prove it.
         """
-        deaths = 0
+        deaths = shortages = 0
         give_up_at = time.monotonic() + PROVING_WAIT_S
         while deaths < PROVING_ATTEMPTS:
             try:
                 await self._trainer.start()
                 return await self._prover.prove(candidate, parent, result)
             except JobRefused as refused:
-                return gate.Judgement(accepted=False, reason=f"a worker refused it: {refused}", metrics={})
+                if refused.code not in PROVING_SHORT:
+                    return gate.Judgement(accepted=False, reason=f"a worker refused it: {refused}", metrics={})
+                shortages += 1
+                log.warning(
+                    "v%d: proving, attempt %d of %d: %s", candidate.version, shortages, PROVING_ATTEMPTS, refused
+                )
+                if shortages >= PROVING_ATTEMPTS:
+                    raise PutOff(f"it could not be proved: {refused}") from refused
             except WorkerDown as down:  # nothing was tried: a worker is just being started
                 if time.monotonic() >= give_up_at:
                     raise
@@ -198,21 +233,24 @@ class Updater:
         await asyncio.to_thread(self._folders.write_current, update.version)
         seconds["publish"] = time.monotonic() - publishing
         swapping = time.monotonic()
-        metrics["swap_ms"] = await self._go_live(update.version)
-        seconds["swap"] = time.monotonic() - swapping
+        swap_ms = await self._go_live(update.version)
+        if swap_ms is not None:
+            metrics["swap_ms"] = swap_ms
+            seconds["swap"] = time.monotonic() - swapping
         seconds["total"] = time.monotonic() - began
         if rated_at is not None:
             seconds["rating_to_live"] = time.time() - rated_at
         return await self._updates.measured(finished.id, seconds, metrics)
 
-    async def _go_live(self, version: int) -> float:
-        """Milliseconds without decoding. A worker that died meanwhile starts on the live version by itself."""
+    async def _go_live(self, version: int) -> float | None:
+        """Milliseconds without decoding; None if there was no swap: a worker that died meanwhile starts on the live
+        version by itself."""
         versions = await asyncio.to_thread(self._folders.versions)
         try:
             return await self._stage.go_live(self._folders.reference_to(version, versions))
         except (WorkerLost, JobRefused) as error:
             log.warning("v%d is live, and the serve worker takes it at its next start: %s", version, error)
-            return 0.0
+            return None
 
     async def _finish(
         self, update: Update, verdict: Verdict, reason: str, seconds: dict[str, float], metrics: dict[str, float]

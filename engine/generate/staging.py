@@ -173,6 +173,9 @@ class Staging:
         began = time.perf_counter()
         if version not in self._adapters:
             yield from self._load(stage.adapter)
+        live = self._swap.live_version
+        if live not in self._canaries and live != version:
+            self._canaries[live] = yield from self._prove_live(decoder, live)
         decoder.set_adapter(self._adapters[version])
         loaded = time.perf_counter()
         yield
@@ -190,13 +193,21 @@ class Staging:
             job_id=stage.job_id,
             version=version,
             canary=canary,
-            live_canary=self._canaries[self._swap.live_version],
+            live_canary=self._canaries[live],
             fluency=fluency,
             fluency_texts=texts,
             load_ms=(loaded - began) * 1000,
             prove_ms=(time.perf_counter() - loaded) * 1000,
             longest_gap_ms=job.gap_s * 1000,
         )
+
+    def _prove_live(self, decoder: Decoder, live: int) -> Generator[None, None, Canary]:
+        """The canary of the live version, whose own proof failed. Its failure is none of the staged version's."""
+        decoder.set_adapter(self._adapters[live])
+        try:
+            return (yield from prove.score(decoder, self._probes))
+        except NotFinite as error:
+            raise DecodeFailed(f"version {live}, which is live, cannot be proved: {error}") from error
 
     def _load(self, ref: AdapterRef) -> Generator[None, None, None]:
         """Check the files and load the adapter, as two slices."""

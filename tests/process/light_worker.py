@@ -11,6 +11,7 @@ Environment:
     EDGED_LIGHT_CRASH        a point at which the worker kills itself: serve:start, serve:token, stage:begin,
                              train:start, train:begin, train:mid, train:before_rename, train:after_rename
     EDGED_LIGHT_CRASH_ONCE   a file that is made before the crash; if it is there, nothing crashes
+    EDGED_LIGHT_DISK_FULL    a file; while it is there, no result of a training can be written
     EDGED_LIGHT_HANG         a point as above at which it stops turning, without dying
 """
 
@@ -394,6 +395,11 @@ class Train:
         reach("train:begin")
         for step in self.steps():
             self.link.send(protocol.Progress(job_id=job.job_id, stage="update", done=step, total=10))
+        full = os.environ.get("EDGED_LIGHT_DISK_FULL")
+        if full and Path(full).exists():
+            text = f"{folder}: the result cannot be written; is the disk full?"
+            self.link.send(protocol.TrainFailed(job_id=job.job_id, code="engine_error", message=text))
+            return
         if not (folder / protocol.OUT_FOLDER).exists():
             self.write(job, folder)
         plain = msgpack.unpackb((folder / protocol.OUT_FOLDER / protocol.RESULT_FILE).read_bytes())

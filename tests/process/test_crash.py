@@ -200,6 +200,25 @@ def test_a_trainer_that_crashes_every_time_fails_the_update_and_learning_goes_on
     assert daemon.chat()["system_fingerprint"].endswith("-v0")
 
 
+def test_a_full_disk_puts_an_update_off_and_uses_no_rating(start_light: Any, tmp_path: Path) -> None:
+    full = tmp_path / "full"
+    full.touch()
+    settings = {"learn.batch_ratings": 4, "learn.max_attempts": 2}
+    daemon = start_light(settings=settings, environment={"EDGED_LIGHT_DISK_FULL": str(full)})
+    daemon.rate_some(4)
+    daemon.until(lambda: daemon.status()["learner"]["updates_total"] == 1)
+    daemon.until(lambda: daemon.status()["learner"]["state"] == "paused")
+    learner = daemon.status()["learner"]
+    assert learner["last_update"]["verdict"] == "skipped"
+    assert "is the disk full?" in learner["why"]
+    assert learner["ratings_until_update"] == 0
+    full.unlink()
+    assert daemon.client.post("/v1/train").json()["accepted"]
+    daemon.until(lambda: daemon.status()["learner"]["updates_total"] == 2)
+    assert daemon.status()["learner"]["last_update"]["verdict"] == "published"
+    check_serves_the_last_good_adapter(daemon)
+
+
 def signal_process(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)

@@ -58,7 +58,7 @@ PPO = protocol.PpoSettings(
     max_grad_norm=1.0,
     critic_warmup_steps=3,
 )
-Behaviour = Literal["train", "die", "die_when_done", "refuse", "hang"]
+Behaviour = Literal["train", "die", "die_when_done", "refuse", "disk_full", "hang"]
 
 
 def make_weights(seed: int, *, rank: int = LORA.rank, layers: int = LORA.layers, bad: bool = False) -> AdapterWeights:
@@ -194,6 +194,10 @@ class LightTrainWorker:
             case "refuse":
                 self.trainer.received(
                     protocol.TrainFailed(job_id=job.job_id, code="not_finite", message="the loss is NaN")
+                )
+            case "disk_full":
+                self.trainer.received(
+                    protocol.TrainFailed(job_id=job.job_id, code="engine_error", message="is the disk full?")
                 )
             case "hang":
                 pass

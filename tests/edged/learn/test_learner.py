@@ -381,11 +381,34 @@ def test_a_trainer_that_cannot_run_leaves_the_ratings_and_is_not_tried_again_at_
             starts = box.worker.starts_total
             await box.rate(1.0)
             await box.until(lambda: box.learner.state == "paused")
-            assert (box.learner.why, box.worker.starts_total) == ("the train worker could not run", starts)
+            assert box.learner.why == (
+                "the train worker cannot run: the model file is truncated; it is tried again later"
+            )
+            assert box.worker.starts_total == starts
         assert [update.verdict for update in box.finished] == ["skipped"]
         assert "the train worker cannot run: the model file is truncated" in box.finished[0].reason
         assert await box.unused() == 17
         assert list(box.folders.spool.iterdir()) == []
+
+    in_box(scenario)
+
+
+def test_an_update_that_the_machine_could_not_make_leaves_the_ratings_and_waits(
+    in_box: InBox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(updating, "TRAINING_PAUSE_S", 0.0)
+
+    async def scenario(box: Any) -> None:
+        box.worker.behaviours.extend(["disk_full"] * 3)
+        async with running(box):
+            await box.rate(*UP_AND_DOWN)
+            await box.until(lambda: bool(box.finished) and box.learner.state == "paused")
+            assert "is the disk full?" in box.learner.why
+            assert (box.finished[0].verdict, await box.unused()) == ("skipped", 16)
+            assert list(box.folders.spool.iterdir()) == []
+            assert await box.learner.ask() == (True, "16 new ratings")
+            await box.until(lambda: len(box.finished) == 2)
+        assert (box.finished[1].verdict, await box.unused()) == ("published", 0)
 
     in_box(scenario)
 
