@@ -134,7 +134,7 @@ class Control(Protocol):
     async def keep(self, version: int, kept: bool, *, caller: Caller, if_live: int | None = None) -> Adapter: ...
 
     async def import_adapter(self, folder: str, *, if_live: int | None = None, caller: Caller) -> Adapter:
-        """Judge a PEFT folder on this machine as a candidate; the returned adapter is published and live, or refused."""
+        """Judge a PEFT folder on this machine as a candidate; the adapter is then published and live, or refused."""
         ...
 
     def adapter_folder(self, version: int) -> Path:

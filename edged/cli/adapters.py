@@ -1,7 +1,8 @@
 """`edged adapters ...`: the versions, what is live, and the operator's say over it.
 
 Every verb that changes what is served takes `--if-live`: the daemon compares and swaps, so two operators cannot undo
-each other by accident; `keep` changes nothing that is served. `import` judges a PEFT folder as a candidate: the gate can refuse it, which is exit code 1.
+each other by accident; `keep` changes nothing that is served. `import` judges a PEFT folder as a candidate: the gate
+can refuse it, which is exit code 1.
 """
 
 from __future__ import annotations

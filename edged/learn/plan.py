@@ -116,7 +116,10 @@ def decide(view: View, now: float, rules: Rules) -> Decision:
         # The newest of many equal ratings may bring the contrast: it must not be cut off by the batch's limit.
         batch = with_contrast(usable, rules.max_batch)
     if not batch:
-        return waiting("waiting_for_contrast", "all new ratings are equal", want_trainer=want_trainer)
+        why = (
+            "all new ratings are equal" if len(usable) >= RATINGS_MIN else "one rating has nothing to be compared with"
+        )
+        return waiting("waiting_for_contrast", why, want_trainer=want_trainer)
     return Decision(
         state="training",
         batch=batch,

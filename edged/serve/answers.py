@@ -242,7 +242,7 @@ class Answers:
                     )
                 case protocol.RequestFailed():
                     answer.sent = False
-                    raise translation.refusal(message)
+                    raise translation.refusal(answer.ask, message)
                 case protocol.RequestDone():
                     await self._record(answer, answer.whole)
                     self._finish(answer, message)

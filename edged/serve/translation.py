@@ -43,11 +43,11 @@ def generate(ask: Ask, default_max_tokens: int) -> protocol.Generate:
     )
 
 
-def refusal(failed: protocol.RequestFailed) -> Refused:
+def refusal(ask: Ask, failed: protocol.RequestFailed) -> Refused:
     """What a client is told of a request that the worker refused."""
     if failed.code == "engine_error":
         return Refused(503, failed.code, failed.message, retry_after_s=1.0)
-    return Refused(400, failed.code, failed.message, param="messages")
+    return Refused(400, failed.code, failed.message, param="prompt" if ask.messages is None else "messages")
 
 
 def token_entry(token: protocol.TokenLogprob) -> dict[str, Any]:

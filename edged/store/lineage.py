@@ -1,9 +1,9 @@
 """Adapter versions: where each came from, what became of it, and which one is live.
 
 Versions rise for ever: they come from a counter of their own, so a number is never given twice, not even after a row is
-gone. Version 0 is the base and always published. Each change of what is served adds a row to the live history; the newest
-row is what is served, and its pin is all that is ever changed in it.
-The functions with a connection are parts of larger transactions (`edged.store.updates`).
+gone. Version 0 is the base and always published. Each change of what is served adds a row to the live history; the
+newest row is what is served, and its pin is all that is ever changed in it. The functions with a connection are parts
+of larger transactions (`edged.store.updates`).
 """
 
 from __future__ import annotations

@@ -42,16 +42,16 @@ class Answering:
         decoders: Sequence[Decoder],
         swap: Swap,
         *,
-        limit_tokens: int,
+        context_tokens: int,
         send: Callable[[Message], None],
         ended: Callable[[int], None],
     ) -> None:
-        """limit_tokens: the most tokens of one sequence, prompt and answer together."""
+        """context_tokens: the cells of a context; a sequence has no more, nor more than the model was trained for."""
         self._model = model
         self._prompts = prompts
         self._decoders = decoders
         self._swap = swap
-        self._limit_tokens = limit_tokens
+        self._context_tokens = context_tokens
         self._send = send
         self._ended = ended
         self._answers: dict[str, Answer] = {}
@@ -138,13 +138,10 @@ class Answering:
 
     def _room(self, message: Generate, prompt_ids: tuple[int, ...]) -> int:
         """The most tokens that each choice may have."""
-        left = self._limit_tokens - len(prompt_ids)
+        left = min(self._context_tokens, self._model.n_ctx_train_tokens) - len(prompt_ids)
         if left < 1:
-            raise _Refused(
-                "context_length_exceeded",
-                f"the prompt has {len(prompt_ids)} tokens, the context holds {self._limit_tokens} for prompt and "
-                "answer together; shorten the messages or raise serve.context_tokens",
-            )
+            reason = too_long(len(prompt_ids), self._context_tokens, self._model.n_ctx_train_tokens)
+            raise _Refused("context_length_exceeded", reason)
         asked = message.sampling.max_tokens
         if asked is not None and asked < 1:
             raise _Refused("bad_prompt", f"max_tokens: {asked}, at least 1 is needed")
@@ -244,3 +241,19 @@ class _Refused(Exception):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+def too_long(prompt_tokens: int, context_tokens: int, trained_tokens: int) -> str:
+    """Why a prompt leaves no room for an answer, and what helps.
+
+    Args:
+        context_tokens: `serve.context_tokens`.
+        trained_tokens: the longest sequence that the model was trained for.
+    """
+    told = f"the prompt has {prompt_tokens} tokens"
+    if context_tokens < trained_tokens:
+        return (
+            f"{told}, the context holds {context_tokens} for prompt and answer together; shorten it or raise "
+            "serve.context_tokens"
+        )
+    return f"{told}, the model takes {trained_tokens} for prompt and answer together; shorten it"

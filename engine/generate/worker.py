@@ -76,7 +76,7 @@ class _Loop:
             loaded.prompts,
             loaded.decoders,
             self._swap,
-            limit_tokens=min(start.context_tokens, loaded.model.n_ctx_train_tokens),
+            context_tokens=start.context_tokens,
             send=link.send,
             ended=lambda context: self._staging.perform(self._swap.end(context)),
         )

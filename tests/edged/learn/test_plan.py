@@ -98,11 +98,13 @@ def test_fewer_ratings_make_an_update_when_somebody_asks() -> None:
 def test_a_single_rating_makes_no_update_even_when_somebody_asks() -> None:
     decision = decide_now(view(mixed(1), asked=True))
     assert (decision.state, decision.batch) == ("waiting_for_contrast", ())
+    assert decision.why == "one rating has nothing to be compared with"
 
 
 def test_equal_ratings_wait_for_contrast() -> None:
     decision = decide_now(view([rated(number) for number in range(1, 7)]))
     assert (decision.state, decision.batch, decision.wake_at) == ("waiting_for_contrast", (), None)
+    assert decision.why == "all new ratings are equal"
     assert decision.want_trainer
 
 

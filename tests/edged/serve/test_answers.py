@@ -571,6 +571,21 @@ def test_what_the_engine_refuses_is_refused_with_its_code(code: str, status: int
     run(scenario)
 
 
+@pytest.mark.parametrize(
+    ("of", "param"),
+    [({}, "messages"), ({"messages": None, "prompt": "Once"}, "prompt")],
+)
+def test_a_refusal_names_the_field_that_was_refused(of: dict[str, Any], param: str) -> None:
+    async def scenario() -> None:
+        serve = Serve()
+        reader = serve.read(ask(**of))
+        await serve.settle()
+        serve.says(protocol.RequestFailed(request_id="c1", code="context_length_exceeded", message="too long"))
+        assert (await reader.refusal()).param == param
+
+    run(scenario)
+
+
 def test_a_request_that_never_fits_is_told_so_instead_of_when_to_come_back() -> None:
     async def scenario() -> None:
         serve = Serve(slots=2, max_queue=1)
