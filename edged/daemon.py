@@ -48,7 +48,6 @@ EXIT_FAILED = 1
 EXIT_CONFIG = 78
 
 STATUS_EVERY_S = 5.0  # the line for `systemctl status`
-STOP_MARGIN_S = 3.0  # of [api] drain_s, for workers and store after the answers had theirs
 CUT_ANSWERS_S = 1.0  # for answers that were cut to be recorded
 RETRY_FIRST_S = 1.0  # before a loop that failed begins again; doubles up to RETRY_MAX_S
 RETRY_MAX_S = 60.0
@@ -121,7 +120,13 @@ class Daemon:
         self._reload_settings = reload
         self._started_at = time.monotonic()
         self._notifier = notify.Notifier(os.environ)
-        self._workers = Workers(_runtime_folder(state_folder), command=worker_command, environment=worker_environment)
+        self._workers = Workers(
+            _runtime_folder(state_folder),
+            command=worker_command,
+            environment=lambda: (
+                logs.for_workers(self._settings.log.level, self._settings.log.format) | dict(worker_environment)
+            ),
+        )
         self._stop = asyncio.Event()
         self._parts: Assembly
 
@@ -174,7 +179,7 @@ class Daemon:
         if not fds and not addresses:
             addresses = [UnixListen(_runtime_folder(self._state_folder) / "edged.sock")]
         listeners = open_listeners(addresses, inherited_fds=fds, any_keys=store.keys.any_keys())
-        server = HttpServer(self._parts.app(), listeners, head_timeout_s=self._settings.api.read_timeout_s)
+        server = HttpServer(self._parts.app(), listeners, head_timeout_s=lambda: self._settings.api.read_timeout_s)
         await server.start()
         stack.push_async_callback(server.drain, 0.0)
         return server
@@ -205,8 +210,7 @@ class Daemon:
         self._parts.answers.close("the daemon is stopping; ask again in a moment")
         self._parts.events.close()
         self._parts.train_worker.unwant()
-        within_s = max(0.0, self._settings.api.drain_s - STOP_MARGIN_S)
-        await server.drain(within_s)
+        await server.drain(self._settings.api.drain_s)
         self._parts.answers.cancel_all()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CUT_ANSWERS_S):

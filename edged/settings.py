@@ -242,7 +242,9 @@ class ApiSection(Section):
         2**20, "Largest request body, in bytes; larger ones get 413.", ge=1024, le=2**30, live=True
     )
     read_timeout_s: float = _key(30.0, "Seconds in which a request must have arrived.", gt=0, le=3600, live=True)
-    drain_s: float = _key(10.0, "Seconds that running answers get at a stop.", ge=0, le=600, live=True)
+    drain_s: float = _key(
+        7.0, "Seconds that running answers get at a stop, which takes 3 more at most.", ge=0, le=600, live=True
+    )
     allowed_hosts: tuple[Annotated[str, Field(min_length=1)], ...] = _list_key(
         (), "Host names that TCP requests may ask for, besides the loopback ones."
     )
@@ -253,7 +255,9 @@ class StoreSection(Section):
 
 
 class LogSection(Section):
-    level: Literal["debug", "info", "warning", "error"] = _key("info", "Least level that is logged.", live=True)
+    level: Literal["debug", "info", "warning", "error"] = _key(
+        "info", "Least level that is logged; a worker takes a change at its next start.", live=True
+    )
     format: Literal["text", "json"] = _key("text", "One line of text or one JSON object for each entry.")
 
 

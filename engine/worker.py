@@ -6,7 +6,7 @@ loads the heavy libraries. Decides nothing else; turns the ways in which a role 
     0 the daemon said Stop    3 a Fault was sent    4 the daemon is gone    1 a bug, with its traceback on stderr
 
 Environment: the names in `engine.protocol`; EDGED_DAEMON_PID, the parent whose death kills this process (left out for
-a worker on another box); EDGED_LOG_LEVEL.
+a worker on another box); EDGED_LOG_LEVEL and EDGED_LOG_FORMAT (`engine.logs`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import signal
 import sys
 from typing import NoReturn
 
+from engine import logs
 from engine.fault import EngineFault
 from engine.link import Link, LinkLost, Stopped
 from engine.protocol import (
@@ -37,7 +38,6 @@ from engine.protocol import (
 log = logging.getLogger("engine.worker")
 
 ENV_DAEMON_PID = "EDGED_DAEMON_PID"
-ENV_LOG_LEVEL = "EDGED_LOG_LEVEL"
 EXIT_USAGE = 2
 START_TIMEOUT_S = 60.0  # from Hello to the Start message
 ROLES = ("serve", "train")
@@ -60,9 +60,7 @@ def main(arguments: list[str]) -> int:
     if missing:
         print(f"a worker is started by the daemon: {', '.join(missing)} not set", file=sys.stderr)
         return EXIT_USAGE
-    logging.basicConfig(
-        level=os.environ.get(ENV_LOG_LEVEL, "INFO").upper(), format="%(levelname)s %(name)s: %(message)s"
-    )
+    logs.configure()
     if not tie_to_daemon():
         return EXIT_LINK_LOST
     link = Link(os.environ[ENV_ENDPOINT], os.environ[ENV_NAME], int(os.environ[ENV_EPOCH]))

@@ -11,6 +11,7 @@ import asyncio
 import dataclasses
 import json
 import time
+from collections.abc import Callable
 from email.utils import formatdate
 from typing import Any
 
@@ -33,10 +34,10 @@ _TOO_MANY = Refused(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
-    """head_timeout_s: in which a request's head must be complete, and the rest of a refused body."""
+    """head_timeout_s: in which a request's head must be complete, and the rest of a refused body; asked each time."""
 
     max_connections: int
-    head_timeout_s: float
+    head_timeout_s: Callable[[], float]
 
 
 class Connection(H11Protocol):
@@ -105,7 +106,7 @@ class Connection(H11Protocol):
         if not (head_is_due or rest_is_due):
             self._unwatch()
         elif self._impatience is None:
-            self._impatience = self.loop.call_later(self._limits.head_timeout_s, self._give_up)
+            self._impatience = self.loop.call_later(self._limits.head_timeout_s(), self._give_up)
 
     def _unwatch(self) -> None:
         if self._impatience is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from starlette.types import ASGIApp
 from uvicorn.server import ServerState
@@ -35,7 +35,7 @@ class HttpServer:
         app: ASGIApp,
         listeners: Sequence[Listener],
         *,
-        head_timeout_s: float,
+        head_timeout_s: Callable[[], float],
         max_connections: int = MAX_CONNECTIONS,
     ) -> None:
         self._listeners = listeners

@@ -239,7 +239,7 @@ class Learner:
         self._tell(finished)
 
     async def _put_off(self, update: Update, why: str) -> None:
-        """Give an update back, and make none for a while: what was lacking comes back by itself, or somebody sees it."""
+        """Give an update back, and make none for a while: what was lacking comes back, or somebody sees it."""
         self._held_until, self._held_why = time.time() + self._hold_s, why
         log.error("update %d is put off, next try in %.0f s: %s", update.id, self._hold_s, why)
         self._hold_s = min(HOLD_MAX_S, self._hold_s * 2)

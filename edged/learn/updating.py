@@ -76,8 +76,8 @@ class Updater:
     async def carry(self, update: Update, job: protocol.TrainJob, rated_at: float | None) -> Update:
         """The finished update. rated_at: when the last of its new ratings came, to tell how long all took.
 
-        Raises WorkerFault if the trainer cannot start at all, and PutOff if the machine lacks what the update needs; the
-        update is then unfinished, as before.
+        Raises WorkerFault if the trainer cannot start at all, and PutOff if the machine lacks what the update needs;
+        the update is then unfinished, as before.
         """
         began = time.monotonic()
         seconds: dict[str, float] = {}

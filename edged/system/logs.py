@@ -25,6 +25,11 @@ class JsonLines(logging.Formatter):
         return json.dumps(entry, ensure_ascii=False)
 
 
+def for_workers(level: str, form: str) -> dict[str, str]:
+    """The environment that makes a worker log like the daemon (see `engine.logs`)."""
+    return {"EDGED_LOG_LEVEL": level, "EDGED_LOG_FORMAT": form}
+
+
 def configure(level: str, form: str) -> None:
     """Send the log of `level` and above to stderr; `form` is "text" or "json". May be called again on a reload."""
     handler = logging.StreamHandler(sys.stderr)

@@ -37,7 +37,6 @@ SOCKET_PATH_MAX_BYTES = 100
 # The kernel kills a worker with its daemon from its very first instruction; it asks for it itself too, but a second
 # later, when the interpreter runs.
 TIE_TO_DAEMON = ("setpriv", "--pdeathsig", "KILL", "--") if shutil.which("setpriv") else ()
-_NOTHING: Mapping[str, str] = {}
 # What a worker inherits; anything else in the daemon's environment (secrets, sockets of the manager) stays out.
 ENVIRONMENT_KEPT = (
     "PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS",
@@ -193,10 +192,11 @@ class Workers:
         runtime_folder: Path,
         *,
         command: Sequence[str] = ENGINE_COMMAND,
-        environment: Mapping[str, str] = _NOTHING,
+        environment: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
+        """environment: variables beyond the inherited ones, asked for whenever a process is started."""
         self._command = tuple(command)
-        self._environment = dict(environment)
+        self._environment = environment
         self._workers: dict[str, Worker] = {}
         self._own_folder: tempfile.TemporaryDirectory[str] | None = None
         path = runtime_folder / "link.sock"
@@ -266,7 +266,7 @@ class Workers:
             "TOKENIZERS_PARALLELISM": "false",
             "PYTHONUNBUFFERED": "1",
         }
-        environment |= self._environment
+        environment |= self._environment()
         command = [*TIE_TO_DAEMON, *self._command, role.role]
         process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
         if role.oom_score_adj:

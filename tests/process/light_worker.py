@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -31,11 +32,13 @@ from typing import BinaryIO
 
 import msgpack
 
-from engine import protocol
+from engine import logs, protocol
 from engine.fault import EngineFault
 from engine.generate.swap import Action, Decline, Free, Place, Restore, Swap
 from engine.link import Link, LinkLost, Stopped
 from engine.worker import tie_to_daemon
+
+log = logging.getLogger("light")
 
 WORDS: list[str] = re.findall(
     r"\w+",
@@ -464,6 +467,8 @@ class Train:
 
 
 def main(role: str) -> int:
+    logs.configure()
+    log.info("a light %s worker starts", role)
     if not tie_to_daemon():
         return protocol.EXIT_LINK_LOST
     name, epoch = os.environ[protocol.ENV_NAME], int(os.environ[protocol.ENV_EPOCH])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ import httpx
 import pytest
 
 WATCHDOG_S = 1.5
+LONG_SEED = 0  # makes the light worker's answer to "Once" one of 18 tokens
 
 
 class Manager:
@@ -117,7 +119,7 @@ def test_it_serves_on_a_socket_that_the_manager_hands_in_and_leaves_its_file(sta
 
 
 def test_sigterm_lets_a_running_answer_finish_and_takes_no_new_one(start_light: Any) -> None:
-    daemon = start_light(environment={"EDGED_LIGHT_TOKEN_S": "0.05"})
+    daemon = start_light(settings={"api.drain_s": 3.0}, environment={"EDGED_LIGHT_TOKEN_S": "0.05"})
     lines: list[str] = []
 
     def read() -> None:
@@ -133,6 +135,40 @@ def test_sigterm_lets_a_running_answer_finish_and_takes_no_new_one(start_light: 
     reader.join(60)
     assert "data: [DONE]" in lines
     assert not (daemon.state / "edged.sock").exists()
+
+
+def test_sigterm_cuts_a_long_answer_tells_its_reader_and_records_it(start_light: Any) -> None:
+    daemon = start_light(settings={"api.drain_s": 1.0}, environment={"EDGED_LIGHT_TOKEN_S": "1"})
+    completion = {"model": "default", "prompt": "Once", "stream": True, "max_tokens": 18, "seed": LONG_SEED}
+    lines: list[str] = []
+
+    def read() -> None:
+        with daemon.client.stream("POST", "/v1/completions", json=completion) as answer:
+            lines.extend(answer.iter_lines())
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    daemon.until(lambda: daemon.status()["serve"]["active"])
+    began = time.monotonic()
+    daemon.process.send_signal(signal.SIGTERM)
+    assert daemon.process.wait(60) == 0
+    assert time.monotonic() - began < 10  # the answer would take 18
+    reader.join(60)
+    assert "shutting_down" in "".join(lines)
+    assert "data: [DONE]" not in lines
+    again = start_light()
+    (episode,) = again.client.get("/v1/episodes").json()["data"]
+    assert episode["finish_reason"] == "cancelled"
+
+
+@pytest.mark.parametrize("level", ["info", "error"])
+def test_workers_log_at_the_level_and_in_the_form_of_the_daemon(start_light: Any, level: str) -> None:
+    daemon = start_light(settings={"log.level": level, "log.format": "json"})
+    assert daemon.stop() == 0
+    entries = [json.loads(line) for line in daemon.log.read_text().splitlines()]
+    said = [entry for entry in entries if entry["logger"] == "light"]
+    assert [entry["message"] for entry in said] == (["a light serve worker starts"] if level == "info" else [])
+    assert {entry["level"] for entry in entries} == ({"info"} if level == "info" else set())
 
 
 def test_sighup_takes_over_what_can_change_and_names_what_cannot(tmp_path: Path) -> None:
@@ -157,9 +193,10 @@ def test_sighup_takes_over_what_can_change_and_names_what_cannot(tmp_path: Path)
 
             wait_for(lambda: "listening on" in log.read_text())
             wait_for(lambda: missing() == 16)
-            file.write_text("[learn]\nbatch_ratings = 4\n[lora]\nrank = 4\n")
+            file.write_text("[learn]\nbatch_ratings = 4\n[lora]\nrank = 4\n[api]\nread_timeout_s = 0.2\n")
             process.send_signal(signal.SIGHUP)
             wait_for(lambda: missing() == 4)
+            assert hears_no_more_of_half_a_request(state / "edged.sock")
             file.write_text("[learn]\nbatch_ratings = 'many'\n")
             process.send_signal(signal.SIGHUP)
             wait_for(lambda: "learn.batch_ratings" in log.read_text().split("not reloaded")[-1])
@@ -224,6 +261,15 @@ def test_five_mistakes_in_the_configuration_are_told_at_once(tmp_path: Path) -> 
     for key in ("learn.batch_ratings", "learn.epochs", "learn.clip_lo", "serve.slots", "sreve"):
         assert key in refused.stderr
     assert not (tmp_path / "state").exists()
+
+
+def hears_no_more_of_half_a_request(path: Path) -> bool:
+    """Whether the daemon hangs up on a client that does not go on, before the 30 s of the default are over."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.settimeout(20)
+        client.connect(str(path))
+        client.sendall(b"GET /healthz HTTP/1.1\r\nhost: local")
+        return client.recv(4096) == b""
 
 
 def wait_for(condition: Any) -> None:

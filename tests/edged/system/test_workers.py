@@ -74,7 +74,7 @@ def add(workers: Workers, role: str, limits: supervise.Limits = LIMITS, name: st
 async def opened(
     folder: Path, command: Sequence[str] = COMMAND, environment: dict[str, str] | None = None
 ) -> AsyncIterator[Workers]:
-    workers = Workers(folder, command=command, environment=environment or {})
+    workers = Workers(folder, command=command, environment=lambda: environment or {})
     workers.open()
     try:
         yield workers
