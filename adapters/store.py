@@ -20,8 +20,6 @@ import re
 import shutil
 from pathlib import Path
 
-from adapters.errors import UnreadableAdapter
-
 TMP_SUFFIX = ".tmp"
 CURRENT_FILE = "CURRENT"
 BASE = "base"
@@ -116,26 +114,6 @@ def _fsync(path: Path, flags: int) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def read_current(root: Path) -> str | None:
-    """Name of the version folder that `CURRENT` points at; None: the base, which is also what a missing file means.
-
-    Raises:
-        UnreadableAdapter: the file holds something else.
-    """
-    path = root / CURRENT_FILE
-    try:
-        name = path.read_text().strip()
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UnreadableAdapter(f"{path}: cannot be read ({error}); delete it to serve the base") from error
-    if name == BASE:
-        return None
-    if parse_folder_name(name) is None:
-        raise UnreadableAdapter(f"{path}: {name[:80]!r} is not a version folder; delete the file to serve the base")
-    return name
 
 
 def write_current(root: Path, name: str | None) -> None:

@@ -118,6 +118,40 @@ class Assembly:
         self._staging = Staging(self.serve_worker)
 
     def _build_learning(self) -> None:
+        self._build_trainer()
+        self._prover = Prover(
+            self._staging,
+            self._trainer,
+            self._store.lineage,
+            lambda: resolved.proving(self._settings()),
+            self._eos_ids,
+            self._model.shape,
+        )
+        self.learner = Learner(
+            settings=lambda: resolved.learning(self._settings(), self._model.shape),
+            base_sha256=self._model.sha256,
+            probes=self._probes,
+            ratings=self._store.feedback,
+            episodes=self._store.episodes,
+            updates=self._store.updates,
+            lineage=self._store.lineage,
+            folders=self._folders,
+            trainer=self._trainer,
+            updater=self._build_updater(),
+            on_change=self._announce_status,
+            on_finished=self._update_finished,
+        )
+        self.learner.switches.paused = (self._state_folder / PAUSED_FILE).exists()
+        self.scorer = Scorer(
+            self._trainer,
+            self._store.episodes,
+            self._folders,
+            base_sha256=self._model.sha256,
+            oldest_version=lambda: max(0, self._store.lineage.live().version - self._settings().learn.staleness),
+            reference=lambda: self._settings().learn.reference,
+        )
+
+    def _build_trainer(self) -> None:
         learn = self._settings().learn
         self.train_worker = self._workers.add(
             Role(
@@ -133,15 +167,9 @@ class Assembly:
             )
         )
         self._trainer = Trainer(self.train_worker, start_timeout_s=learn.start_timeout_s, on_progress=self._progressed)
-        self._prover = Prover(
-            self._staging,
-            self._trainer,
-            self._store.lineage,
-            lambda: resolved.proving(self._settings()),
-            self._eos_ids,
-            self._model.shape,
-        )
-        updater = Updater(
+
+    def _build_updater(self) -> Updater:
+        return Updater(
             folders=self._folders,
             updates=self._store.updates,
             trainer=self._trainer,
@@ -150,29 +178,6 @@ class Assembly:
             candidates=self._candidates,
             max_attempts=lambda: self._settings().learn.max_attempts,
             on_stage=lambda update, stage: self.learner.stage(update, stage),
-        )
-        self.learner = Learner(
-            settings=lambda: resolved.learning(self._settings(), self._model.shape),
-            base_sha256=self._model.sha256,
-            probes=self._probes,
-            ratings=self._store.feedback,
-            episodes=self._store.episodes,
-            updates=self._store.updates,
-            lineage=self._store.lineage,
-            folders=self._folders,
-            trainer=self._trainer,
-            updater=updater,
-            on_change=self._announce_status,
-            on_finished=self._update_finished,
-        )
-        self.learner.switches.paused = (self._state_folder / PAUSED_FILE).exists()
-        self.scorer = Scorer(
-            self._trainer,
-            self._store.episodes,
-            self._folders,
-            base_sha256=self._model.sha256,
-            oldest_version=lambda: max(0, self._store.lineage.live().version - self._settings().learn.staleness),
-            reference=lambda: self._settings().learn.reference,
         )
 
     def _build_operator(self) -> None:

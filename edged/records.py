@@ -71,7 +71,7 @@ class NewFeedback:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Feedback:
-    """A stored feedback row. Rows are append-only; the newest of a choice counts. `replaces`: the row it superseded."""
+    """A stored feedback row; the newest of a choice counts. `replaces`: the row it superseded."""
 
     id: str
     completion_id: str

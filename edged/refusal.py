@@ -11,7 +11,7 @@ class Refused(Exception):
     """A request that cannot be granted.
 
     Args:
-        status: HTTP status: 400, 401, 403, 404, 409, 413, 429 or 503.
+        status: HTTP status: 400, 401, 403, 404, 405, 408, 409, 413, 429, 431 or 503; 500 is the API's word for a fault.
         code: stable word for programs (`completion_not_found`, `live_changed`, ...).
         message: for people: the object, what is wrong, what to do.
         param: the field at fault, if there is one.

@@ -26,7 +26,7 @@ FLUENCY_SEED = 20_011  # the same dice for every version, so that versions diffe
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ProvingSettings:
-    """fluency_prompts, fluency_tokens: of `[gate]`. eos_ids: the model's end-of-sequence tokens."""
+    """limits, fluency_prompts, fluency_tokens: of `[gate]`."""
 
     limits: gate.Limits
     fluency_prompts: tuple[str, ...]

@@ -45,7 +45,6 @@ class Scorer:
         self._reference = reference
         self._awake = asyncio.Event()
         self._unscorable: set[int] = set()
-        self.scored_total = 0
 
     def wake(self) -> None:
         self._awake.set()
@@ -102,7 +101,6 @@ class Scorer:
                 for score in scores
             ]
         )
-        self.scored_total += len(scores)
         return True
 
 

@@ -1,8 +1,11 @@
-"""Feedback: append-only rows, the newest of each choice counts; and which ratings still wait for an update.
+"""Feedback: rows in the order they came, the newest of each choice counts; and which ratings wait for an update.
 
 The table `ratings` has one row for each choice with feedback. It names the row that counts and says what became of the
 choice: fresh -> used (for good) or dropped; see `edged.store.schema`. Rating a dropped choice again makes it fresh
 again; rating a used one again changes the reward that replay sees, and nothing else.
+
+A row stays as it was written, until its user is removed: then it goes, and the row that replaced it names the one
+before it.
 """
 
 from __future__ import annotations
@@ -313,6 +316,20 @@ def _insert(
         created_at=now,
         replaces=replaces,
     )
+    seq = _append(connection, stored, episode_id, key)
+    state = "used" if old_state == "used" else "unrated" if stored.rating is None else "fresh"
+    if counting is None:
+        insert = "INSERT INTO ratings (feedback_seq, state, version, episode_id) VALUES (?, ?, ?, ?)"
+        connection.execute(insert, (seq, state, version, episode_id))
+    else:
+        connection.execute(
+            "UPDATE ratings SET feedback_seq = ?, state = ? WHERE episode_id = ?", (seq, state, episode_id)
+        )
+    return stored, True, (stored.rating is not None) - (old_rating is not None)
+
+
+def _append(connection: apsw.Connection, stored: Feedback, episode_id: int, key: str | None) -> int:
+    """Write the row; its place in the order."""
     connection.execute(
         "INSERT INTO feedback (id, episode_id, rating, correction, reason, user, tags, source, caller, created_at,"
         " replaces, idempotency_key) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -331,16 +348,7 @@ def _insert(
             key,
         ),
     )
-    seq = connection.last_insert_rowid()
-    state = "used" if old_state == "used" else "unrated" if stored.rating is None else "fresh"
-    if counting is None:
-        insert = "INSERT INTO ratings (feedback_seq, state, version, episode_id) VALUES (?, ?, ?, ?)"
-        connection.execute(insert, (seq, state, version, episode_id))
-    else:
-        connection.execute(
-            "UPDATE ratings SET feedback_seq = ?, state = ? WHERE episode_id = ?", (seq, state, episode_id)
-        )
-    return stored, True, (stored.rating is not None) - (old_rating is not None)
+    return connection.last_insert_rowid()
 
 
 def _repeated(earlier: Feedback, new: NewFeedback, key: str) -> Feedback:

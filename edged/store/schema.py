@@ -6,7 +6,7 @@ A step is never changed once it was released: a change is a new step. Times are 
     episodes      what was sampled, one row a choice; ids are never used twice
     unscored      episodes with tokens that the trainer has not scored; a table, since a flag would rewrite the episode
     scores        what the trainer said of an episode
-    feedback      append-only; `seq` is the order, `id` is what callers see
+    feedback      what people said; `seq` is the order, `id` is what callers see
     ratings       one row for each choice with feedback: the row that counts, and what became of it:
                   fresh (waits for an update) -> used (by a finished update; for good) or dropped (cannot be used);
                   unrated while the row that counts has no rating. A fresh row is the input of planning.

@@ -125,19 +125,7 @@ class Updates:
             raise StoreError(f"update {update_id}: verdict {verdict} and publish={publish} do not fit together")
 
         def update(connection: apsw.Connection) -> tuple[Update, Live | None]:
-            connection.execute(
-                "UPDATE updates SET state = 'finished', verdict = ?, reason = ?, seconds = ?, metrics = ?,"
-                " finished_at = ? WHERE id = ? AND state <> 'finished'",
-                (
-                    verdict,
-                    reason,
-                    blobs.to_json(blobs.finite(seconds)),
-                    blobs.to_json(blobs.finite(metrics)),
-                    now,
-                    update_id,
-                ),
-            )
-            _require_changed(connection, update_id)
+            _end(connection, update_id, verdict, reason, seconds, metrics, now)
             version, parent_version, feedback_ids = single_row(
                 connection, "SELECT version, parent_version, new_feedback_ids FROM updates WHERE id = ?", (update_id,)
             )
@@ -183,13 +171,6 @@ class Updates:
         query = f"{_UPDATE} WHERE state <> 'finished' ORDER BY id"
         return await self._database.read(lambda connection: [_to_update(row) for row in all_rows(connection, query)])
 
-    async def get(self, update_id: int) -> Update | None:
-        def read(connection: apsw.Connection) -> Update | None:
-            row = first_row(connection, f"{_UPDATE} WHERE id = ?", (update_id,))
-            return None if row is None else _to_update(row)
-
-        return await self._database.read(read)
-
     async def list(self, limit: int) -> list[Update]:
         """Newest first."""
 
@@ -204,6 +185,31 @@ def read_snapshot(connection: apsw.Connection) -> Snapshot:
     (n_finished,) = single_row(connection, "SELECT count(*) FROM updates WHERE state = 'finished'")
     latest = first_row(connection, f"{_UPDATE} WHERE state = 'finished' ORDER BY finished_at DESC, id DESC LIMIT 1")
     return Snapshot(n_finished=n_finished, latest_finished=None if latest is None else _to_update(latest))
+
+
+def _end(
+    connection: apsw.Connection,
+    update_id: int,
+    verdict: Verdict,
+    reason: str | None,
+    seconds: dict[str, float],
+    metrics: dict[str, float],
+    now: float,
+) -> None:
+    """Write the verdict. Raises StoreError: unknown or finished."""
+    connection.execute(
+        "UPDATE updates SET state = 'finished', verdict = ?, reason = ?, seconds = ?, metrics = ?,"
+        " finished_at = ? WHERE id = ? AND state <> 'finished'",
+        (
+            verdict,
+            reason,
+            blobs.to_json(blobs.finite(seconds)),
+            blobs.to_json(blobs.finite(metrics)),
+            now,
+            update_id,
+        ),
+    )
+    _require_changed(connection, update_id)
 
 
 def _require_changed(connection: apsw.Connection, update_id: int) -> None:

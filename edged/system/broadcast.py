@@ -17,7 +17,6 @@ class Broadcast:
     def __init__(self) -> None:
         self._queues: set[asyncio.Queue[Event | None]] = set()
         self._closed = False
-        self.lost_events = 0
 
     def publish(self, name: str, data: dict[str, Any]) -> None:
         for queue in self._queues:
@@ -44,5 +43,4 @@ class Broadcast:
     def _put(self, queue: asyncio.Queue[Event | None], event: Event | None) -> None:
         if queue.full():
             queue.get_nowait()
-            self.lost_events += 1
         queue.put_nowait(event)

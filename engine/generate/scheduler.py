@@ -143,10 +143,6 @@ class Scheduler:
         self._cells = Cells()
 
     @property
-    def n_active(self) -> int:
-        return len(self._active)
-
-    @property
     def has_work(self) -> bool:
         return bool(self._queue or self._active)
 

@@ -109,9 +109,6 @@ class Swap:
     def role(self, context: int) -> Role:
         return self._contexts[context].role
 
-    def n_requests(self, context: int) -> int:
-        return self._contexts[context].n_requests
-
     def begin(self) -> int:
         """A new request begins; the context that it runs on."""
         context = self.live

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters import store
-from adapters.errors import UnreadableAdapter
 
 SHA = "0123456789abcdef" * 4
 
@@ -179,22 +178,11 @@ def test_versions_are_listed_by_number_and_other_things_left_out(tmp_path):
 # ------------------------------------------------------------------------------------------------------ the pointer
 
 
-def test_the_pointer_is_the_base_until_it_is_written(tmp_path):
-    assert store.read_current(tmp_path) is None
-
-
-def test_the_pointer_is_read_back(tmp_path):
+def test_the_pointer_names_a_version_folder_or_the_base(tmp_path):
     store.write_current(tmp_path, "v3-01234567")
-    assert store.read_current(tmp_path) == "v3-01234567"
+    assert (tmp_path / "CURRENT").read_text() == "v3-01234567\n"
     store.write_current(tmp_path, None)
-    assert store.read_current(tmp_path) is None
-
-
-@pytest.mark.parametrize("content", [b"", b"v3", b"../v3-01234567", b"\xff\xfe", b"v3-01234567\nv4-01234567\n"])
-def test_a_damaged_pointer_is_an_error_that_says_what_to_do(tmp_path, content):
-    (tmp_path / store.CURRENT_FILE).write_bytes(content)
-    with pytest.raises(UnreadableAdapter, match="to serve the base"):
-        store.read_current(tmp_path)
+    assert (tmp_path / "CURRENT").read_text() == "base\n"
 
 
 def test_the_pointer_takes_only_names_of_version_folders(tmp_path):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from adapters.folder import write_adapter_folder
 from adapters.shape import BaseShape
-from adapters.store import folder_name, read_current
+from adapters.store import folder_name
 from adapters.weights import AdapterWeights
 from edged.control import PAUSED_FILE, Operator, versions_before
 from edged.failure import WorkerLost
@@ -180,7 +180,7 @@ def test_promoting_makes_a_version_live_and_serves_it(tmp_path: Path) -> None:
         assert (live.version, live.why, live.caller) == (1, "promoted", "uid:0")
         folder = desk.operator.adapter_folder(first)
         assert desk.router.served == [(1, str(folder))]
-        assert read_current(tmp_path) == folder.name
+        assert (tmp_path / "CURRENT").read_text() == f"{folder.name}\n"
         assert desk.told == [("adapter", {"version": 1, "why": "promoted", "pinned": False, "swap_ms": 1.0})]
         assert desk.learner.wakes == 1
         assert (await audited(desk))[0] == "promote"
@@ -193,7 +193,7 @@ def test_promoting_the_base_serves_it_without_a_folder(tmp_path: Path) -> None:
         await desk.publish()
         await desk.operator.promote(0, if_live=None, caller=OPERATOR)
         assert desk.router.served == [(0, None)]
-        assert read_current(tmp_path) is None
+        assert (tmp_path / "CURRENT").read_text() == "base\n"
 
     at_desk(tmp_path, scenario)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 from edged.refusal import Refused, refusal_of
 from edged.store.errors import StoreError
 
@@ -26,3 +29,13 @@ def test_a_full_disk_is_no_answer_of_the_store_to_a_request() -> None:
 
 def test_a_fault_is_told_to_the_log_only() -> None:
     assert refusal_of(ZeroDivisionError()) is None
+
+
+def test_every_status_that_is_refused_with_is_listed() -> None:
+    package = Path(__file__).parents[2] / "edged"
+    used = {
+        status for path in package.rglob("*.py") for status in re.findall(r"Refused\(\s*(\d{3}),", path.read_text())
+    }
+    listed = re.search(r"HTTP status: (.*?)\n", str(Refused.__doc__))
+    assert listed is not None
+    assert set(re.findall(r"\d{3}", listed[1])) == used

@@ -14,7 +14,6 @@ from safetensors.numpy import load_file, save_file
 
 from adapters.folder import load_adapter_folder
 from adapters.peft import save_peft
-from adapters.store import read_current
 from edged.failure import JobRefused, WorkerLost
 from edged.learn.importing import Importer
 from edged.records import Adapter
@@ -76,7 +75,7 @@ def test_a_good_adapter_is_published_and_live(in_box: InBox, peft_folder: Path, 
         weights, manifest = load_adapter_folder(box.folders.adapters / adapter.folder, box.SHAPE)
         assert weights.sha256() == box.make_weights(70).sha256() == adapter.sha256
         assert (manifest.origin, manifest.parent, manifest.version) == ("imported", None, 1)
-        assert read_current(tmp_path) == adapter.folder
+        assert (tmp_path / "CURRENT").read_text() == f"{adapter.folder}\n"
         assert list(box.folders.spool.iterdir()) == []
 
     in_box(scenario)

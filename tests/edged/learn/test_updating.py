@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from adapters.store import read_current
 from edged.failure import JobRefused, WorkerDown, WorkerFault, WorkerLost
 from edged.learn import updating
 from edged.learn.folders import bytes_under
@@ -38,7 +37,7 @@ def test_a_good_update_is_published_live_and_served(in_box: InBox, tmp_path: Pat
         assert (finished.verdict, finished.reason, finished.version) == ("published", "all checks passed", 1)
         assert box.store.lineage.live().version == 1
         assert (box.stage.staged, box.stage.live) == ([0, 1], [1])
-        assert read_current(tmp_path) == box.store.lineage.folder(1)
+        assert (tmp_path / "CURRENT").read_text() == f"{box.store.lineage.folder(1)}\n"
         assert box.folders.versions()[1].name == box.store.lineage.folder(1)
         assert box.folders.checkpoint(1) is not None
         assert await box.unused() == 0

@@ -73,8 +73,7 @@ def test_unfinished_updates_survive_a_restart_with_state_and_attempts(in_store: 
         (update,) = await store.updates.unfinished()
         assert (update.id, update.state, update.attempts) == (1, "gating", 2)
         assert store.updates.count_finished() == 1
-        assert store.updates.latest_finished() == await store.updates.get(2)
-        assert await store.updates.get(3) is None
+        assert store.updates.latest_finished() == (await store.updates.list(1))[0]
 
     in_store(reopened)
 

@@ -42,7 +42,6 @@ def test_a_slow_reader_loses_its_oldest_events_only() -> None:
             assert (await pending)[1]["number"] == number
             pending = asyncio.ensure_future(anext(fast))
             await asyncio.sleep(0)
-        assert events.lost_events == 10
         kept = [(await anext(slow))[1]["number"] for _ in range(QUEUE_EVENTS)]
         assert kept == list(range(11, QUEUE_EVENTS + 11))
         pending.cancel()
@@ -92,8 +91,6 @@ def test_a_reader_that_left_costs_nothing() -> None:
         _, first = await joined(events)
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
-        for _ in range(QUEUE_EVENTS + 1):
-            events.publish("n", {})
-        assert events.lost_events == 0
+        assert events._queues == set()
 
     asyncio.run(main())

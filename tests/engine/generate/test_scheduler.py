@@ -129,7 +129,7 @@ class SchedulerRuns(RuleBasedStateMachine):
 
     @invariant()
     def uses_no_more_slots_than_it_has(self) -> None:
-        assert self.scheduler.n_active <= SLOTS
+        assert len(self.scheduler.active_keys()) <= SLOTS
 
     @invariant()
     def admits_in_the_order_of_submission(self) -> None:

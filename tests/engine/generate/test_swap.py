@@ -107,7 +107,6 @@ class SwapRuns(RuleBasedStateMachine):
     def a_draining_context_has_requests_and_a_spare_one_has_none(self) -> None:
         for context in (0, 1):
             has = any(c == context for c, _ in self.requests.values())
-            assert self.swap.n_requests(context) == sum(c == context for c, _ in self.requests.values())
             assert self.swap.role(context) != "draining" or has
             assert self.swap.role(context) not in ("spare", "staging", "staged") or not has
 
