@@ -35,6 +35,8 @@ __all__ = [
 ]
 
 _SHOWN_VALUE_CHARS = 60
+# Reward source -> the key of [reward] that says where it is.
+_SOURCE_NEEDS = {"function": "function", "http": "url", "classifier": "classifier"}
 
 
 class ConfigError(Exception):
@@ -161,6 +163,10 @@ def _contradictions(settings: Settings) -> list[tuple[set[str], str]]:
     at_most("learn.batch_ratings", "learn.max_batch", "the new ratings of an update must fit into it")
     at_most("learn.live_kl_max", "gate.live_kl_max", "the gate would refuse updates that the trainer allows")
     at_most("serve.default_max_tokens", "serve.context_tokens", "an answer must fit into the context")
+    source = settings.reward.source
+    if source in _SOURCE_NEEDS and not getattr(settings.reward, needed := _SOURCE_NEEDS[source]):
+        keys = {"reward.source", f"reward.{needed}"}
+        found.append((keys, f'reward.{needed}: got "", expected a value: reward.source is "{source}"'))
     for repeated in {str(address) for address in settings.api.listen if settings.api.listen.count(address) > 1}:
         if not repeated.endswith(":0"):
             found.append(({"api.listen"}, f"api.listen: got {_shown(repeated)} twice, expected different addresses"))

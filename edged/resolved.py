@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from adapters.shape import BaseShape
 from edged import machine
 from edged.base_model import BaseModel
 from edged.learn.gate import Limits as GateLimits
+from edged.learn.judging import JudgingRules
 from edged.learn.learner import LearnSettings
 from edged.learn.plan import Rules
 from edged.learn.probes import PROBES
@@ -99,6 +101,49 @@ def start_train(settings: Settings, model: BaseModel, cache_folder: str) -> prot
         device=device,
         idle_class=learn.idle_class and device == "cpu",
     )
+
+
+def judging(settings: Settings) -> JudgingRules:
+    """`[reward]` for the client of the score worker."""
+    return JudgingRules(
+        **{field.name: getattr(settings.reward, field.name) for field in dataclasses.fields(JudgingRules)}
+    )
+
+
+def start_score(settings: Settings, model: BaseModel, cache_folder: str) -> protocol.StartScore | None:
+    """The message that starts a score worker; None if people's ratings are the only rewards."""
+    reward, learn = settings.reward, settings.learn
+    device = machine.train_device(settings.placement.train_device)
+    source: protocol.FunctionSource | protocol.HttpSource | protocol.ClassifierSource | protocol.FittedSource
+    match reward.source:
+        case "feedback":
+            return None
+        case "function":
+            source = protocol.FunctionSource(entry_point=reward.function, folder=_absolute(reward.function_folder))
+        case "http":
+            source = protocol.HttpSource(url=reward.url)
+        case "classifier":
+            source = protocol.ClassifierSource(
+                model_folder=_absolute(reward.classifier), label=reward.classifier_label, reads=reward.classifier_reads
+            )
+        case "fitted":
+            source = protocol.FittedSource(
+                model_path=str(model.path),
+                base_sha256=model.sha256,
+                cache_folder=cache_folder,
+                dtype=machine.train_dtype(learn.dtype, device),
+            )
+    return protocol.StartScore(
+        source=source,
+        threads=machine.threads(learn.threads),
+        device=device,
+        idle_class=learn.idle_class and device == "cpu",
+    )
+
+
+def _absolute(folder: str) -> str:
+    """The folder whatever the worker's own folder is; "" stays what it is: none."""
+    return str(Path(folder).absolute()) if folder else ""
 
 
 def worker_limits(start_timeout_s: float, hang_timeout_s: float) -> WorkerLimits:

@@ -176,6 +176,45 @@ class LearnSection(Section):
 
 class RewardSection(Section):
     clip: float = _key(1.0, "Rewards are cut to plus or minus this, in rating units.", gt=0, le=100, live=True)
+    source: Literal["feedback", "function", "http", "classifier", "fitted"] = _key(
+        "feedback",
+        'Judge of answers that nobody has rated; "feedback": none, "fitted": a model fitted to the ratings.',
+    )
+    function: str = _key(
+        "",
+        "The function, as module:function; it takes a list of answers and gives a number or None for each.",
+        pattern=r"^$|^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$",
+        expected="module:function",
+    )
+    function_folder: str = _key("", "Folder that its module lies in; empty: it is installed beside edged.")
+    url: str = _key(
+        "",
+        "Address of the reward service, http:// or https://.",
+        pattern=r"^$|^https?://[^\s/?#]+\S*$",
+        expected="an address that begins with http:// or https://",
+    )
+    classifier: str = _key("", "Folder of the classifier: a transformers sequence classifier with its tokenizer.")
+    classifier_label: str = _key(
+        "", "Label whose probability is the reward; empty: the only output, or the second of two."
+    )
+    classifier_reads: Literal["conversation", "answer"] = _key(
+        "conversation", "What the classifier is shown: the conversation with the answer, or the answer alone."
+    )
+    fitted_ratings_min: int = _key(
+        32, "Rated answers from which on the fitted model may be used.", ge=10, le=1_000_000, live=True
+    )
+    fitted_accuracy_min: float = _key(
+        0.65,
+        "Share of held-out pairs that it must put in the right order to be used; 0.5 is chance.",
+        ge=0.5,
+        lt=1,
+        live=True,
+    )
+    batch: int = _key(16, "Answers that the judge is asked about at once.", ge=1, le=1024, live=True)
+    timeout_s: float = _key(
+        30.0, "Seconds for such a batch; a judge that takes longer is killed.", ge=0.1, le=3600, live=True
+    )
+    start_timeout_s: float = _key(120.0, "Seconds in which the judge must be ready.", ge=1, le=3600)
 
 
 _FLUENCY_PROMPTS = (

@@ -42,8 +42,8 @@ class Underway:
             raise WorkerDown(f"the {self._name} worker is not running")
         future: asyncio.Future[protocol.Message] = asyncio.get_running_loop().create_future()
         self._futures[job_id] = future
-        self._recipient.send(message)
         try:
+            self._recipient.send(message)
             async with asyncio.timeout(timeout_s):
                 return await future
         except TimeoutError:

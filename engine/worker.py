@@ -1,4 +1,4 @@
-"""Entry of a worker process: `python -P -m engine.worker serve|train`.
+"""Entry of a worker process: `python -P -m engine.worker serve|train|score`.
 
 Ties its life to the daemon's, says Hello, waits for its Start message and hands over to the role's own loop, which
 loads the heavy libraries. Decides nothing else; turns the ways in which a role ends into exit codes:
@@ -29,6 +29,7 @@ from engine.protocol import (
     EXIT_LINK_LOST,
     Fault,
     Hello,
+    StartScore,
     StartServe,
     StartTrain,
     Stop,
@@ -40,7 +41,7 @@ log = logging.getLogger("engine.worker")
 ENV_DAEMON_PID = "EDGED_DAEMON_PID"
 EXIT_USAGE = 2
 START_TIMEOUT_S = 60.0  # from Hello to the Start message
-ROLES = ("serve", "train")
+ROLES = ("serve", "train", "score")
 
 # libgomp's threads spin at every barrier before they sleep, by default for milliseconds. On a box where anything else
 # runs, a thread then burns the core that its partner waits for: two threads decode 4 to 6 times slower than with this
@@ -118,6 +119,10 @@ def run_role(link: Link, role: str) -> None:
             from engine.train import worker as train_worker
 
             train_worker.run(link, start)
+        case StartScore() as start if role == "score":
+            from engine.score import worker as score_worker
+
+            score_worker.run(link, start)
         case Stop():
             return
         case None:

@@ -32,7 +32,7 @@ def test_every_test_that_the_failure_table_names_exists():
 
 def test_every_module_that_the_architecture_names_exists():
     text = (ROOT / "ARCHITECTURE.md").read_text()
-    named = re.findall(r"`((?:api|learn|serve|store|system|demo|generate|train)/[a-z_]+)`", text)
+    named = re.findall(r"`((?:api|learn|serve|store|system|demo|generate|score|train)/[a-z_]+)`", text)
     parents = (ROOT / "edged", ROOT / "engine")
     assert [name for name in named if not any((parent / f"{name}.py").exists() for parent in parents)] == []
 

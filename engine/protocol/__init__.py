@@ -3,7 +3,7 @@
 The daemon binds a ROUTER socket, each worker connects one DEALER. The life of a worker:
 
     worker -> Hello            first message; a wrong protocol version is refused by the decoder
-    daemon -> StartServe | StartTrain
+    daemon -> StartServe | StartTrain | StartScore
     worker -> Ready | Fault    Fault: the worker cannot do its role (bad model file); it exits after it
     ...    -> the role's messages; the worker sends Beat at least every BEAT_S while its loop turns
     daemon -> Stop             the worker ends its work and exits 0
@@ -32,6 +32,21 @@ from engine.protocol.life import (
     Stop,
 )
 from engine.protocol.nouns import AdapterRef, ModelFacts, ProbeTokens
+from engine.protocol.score import (
+    ClassifierSource,
+    Fit,
+    FitReport,
+    Fitted,
+    FittedSource,
+    FunctionSource,
+    HttpSource,
+    Judge,
+    Judged,
+    JudgeItem,
+    JudgeReason,
+    RatedTokens,
+    StartScore,
+)
 from engine.protocol.serve import (
     Begun,
     Cancel,
@@ -100,13 +115,24 @@ __all__ = [
     "ChatMessage",
     "ChoiceDone",
     "Chunk",
+    "ClassifierSource",
     "EpisodeScore",
     "EpisodeTokens",
     "Fault",
     "Feed",
     "FinishReason",
+    "Fit",
+    "FitReport",
+    "Fitted",
+    "FittedSource",
+    "FunctionSource",
     "Generate",
     "Hello",
+    "HttpSource",
+    "Judge",
+    "JudgeItem",
+    "JudgeReason",
+    "Judged",
     "KlEstimator",
     "LoraSettings",
     "Message",
@@ -118,6 +144,7 @@ __all__ = [
     "ProbeTokens",
     "Progress",
     "RatedEpisode",
+    "RatedTokens",
     "Ready",
     "RequestDone",
     "RequestFailed",
@@ -130,6 +157,7 @@ __all__ = [
     "Stage",
     "StageFailed",
     "Staged",
+    "StartScore",
     "StartServe",
     "StartTrain",
     "Stop",
@@ -166,6 +194,7 @@ _REGISTRY: dict[str, type[Message]] = {
         Hello, Ready, Fault, Beat, Stop,
         StartServe, Generate, Cancel, Begun, Chunk, ChoiceDone, RequestDone, RequestFailed,
         Stage, Staged, StageFailed, Route, Routed, RouteFailed,
+        StartScore, Judge, Judged, Fit, Fitted,
         StartTrain, Score, Scored, Train, Progress, Trained, TrainFailed,
     )
 }  # fmt: skip

@@ -107,6 +107,24 @@ def test_five_mistakes_are_all_told_at_once(tmp_path: Path) -> None:
             " the gate would refuse updates that the trainer allows",
         ),
         (
+            "[reward]\nsource = 'function'",
+            'reward.function: got "", expected a value: reward.source is "function"',
+        ),
+        ("[reward]\nsource = 'http'", 'reward.url: got "", expected a value: reward.source is "http"'),
+        (
+            "[reward]\nsource = 'classifier'",
+            'reward.classifier: got "", expected a value: reward.source is "classifier"',
+        ),
+        ("[reward]\nfunction = 'judges.short'", 'reward.function: got "judges.short", expected module:function'),
+        (
+            "[reward]\nurl = 'localhost:8000'",
+            'reward.url: got "localhost:8000", expected an address that begins with http:// or https://',
+        ),
+        (
+            "[reward]\nfitted_accuracy_min = 0.4",
+            "reward.fitted_accuracy_min: got 0.4, expected a number >= 0.5 and < 1",
+        ),
+        (
             "[api]\nlisten = ['tcp:[::1]:80', 'tcp:[::1]:80']",
             'api.listen: got "tcp:[::1]:80" twice, expected different addresses',
         ),
@@ -122,6 +140,21 @@ def test_a_contradiction_is_not_told_of_keys_that_are_wrong_themselves(tmp_path:
     assert problems("[learn]\nbatch_ratings = 100\nmax_batch = 0", tmp_path) == [
         "learn.max_batch: got 0, expected a whole number >= 2 and <= 8192"
     ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "source = 'function'\nfunction = 'shop.judges:Judges.short'",
+        "source = 'http'\nurl = 'http://127.0.0.1:8000/judge?kind=short'",
+        "source = 'classifier'\nclassifier = '/models/judge'",
+        "source = 'fitted'",
+    ],
+)
+def test_a_reward_source_that_says_where_it_is_is_taken(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "edged.toml"
+    file.write_text(f"[reward]\n{text}", encoding="utf-8")
+    assert config.load(file).reward.source in text
 
 
 def test_a_syntax_error_is_told_with_its_line(tmp_path: Path) -> None:

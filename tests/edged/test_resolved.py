@@ -13,6 +13,7 @@ from adapters.shape import BaseShape
 from edged import machine, resolved
 from edged.base_model import BaseModel
 from edged.learn import gate, plan
+from edged.learn.judging import JudgingRules
 from edged.learn.probes import PROBES
 from edged.settings import (
     ApiSection,
@@ -20,6 +21,7 @@ from edged.settings import (
     LearnSection,
     LoraSection,
     PlacementSection,
+    RewardSection,
     Section,
     ServeSection,
     Settings,
@@ -117,6 +119,61 @@ def test_a_train_worker_is_started_with_its_section() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("section", "source"),
+    [
+        (
+            RewardSection(source="function", function="judges:short", function_folder="/etc/judges"),
+            protocol.FunctionSource(entry_point="judges:short", folder="/etc/judges"),
+        ),
+        (
+            RewardSection(source="function", function="judges:short"),
+            protocol.FunctionSource(entry_point="judges:short", folder=""),
+        ),
+        (RewardSection(source="http", url="http://judge/"), protocol.HttpSource(url="http://judge/")),
+        (
+            RewardSection(source="classifier", classifier="/m", classifier_label="good", classifier_reads="answer"),
+            protocol.ClassifierSource(model_folder="/m", label="good", reads="answer"),
+        ),
+        (
+            RewardSection(source="fitted"),
+            protocol.FittedSource(
+                model_path="/models/small.gguf", base_sha256="c" * 64, cache_folder="/state/cache", dtype="float32"
+            ),
+        ),
+    ],
+)
+def test_a_score_worker_is_started_with_its_source(section: RewardSection, source: Any) -> None:
+    settings = Settings(
+        reward=section,
+        learn=LearnSection(threads=2, dtype="float32"),
+        placement=PlacementSection(train_device="cpu"),
+    )
+    assert resolved.start_score(settings, MODEL, "/state/cache") == protocol.StartScore(
+        source=source, threads=2, device="cpu", idle_class=True
+    )
+
+
+def test_a_folder_of_the_operator_is_the_same_folder_for_the_worker() -> None:
+    section = RewardSection(source="classifier", classifier="models/judge")
+    start = resolved.start_score(Settings(reward=section), MODEL, "/state/cache")
+    assert start is not None
+    assert isinstance(start.source, protocol.ClassifierSource)
+    assert start.source.model_folder == str(Path.cwd() / "models" / "judge")
+
+
+def test_peoples_ratings_need_no_score_worker() -> None:
+    assert resolved.start_score(Settings(), MODEL, "/state/cache") is None
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(JudgingRules)])
+def test_every_rule_of_judging_comes_from_its_key(name: str) -> None:
+    value = other_than(RewardSection(), name)
+    if name == "fitted_accuracy_min":
+        value = 0.9
+    assert getattr(resolved.judging(Settings(reward=RewardSection(**{name: value}))), name) == value
+
+
 def test_the_idle_class_is_for_the_cpu_only() -> None:
     settings = Settings(placement=PlacementSection(train_device="cuda:0"))
     assert not resolved.start_train(settings, MODEL, "/state/cache").idle_class
@@ -151,7 +208,7 @@ def test_the_api_sees_a_reload() -> None:
 
 def test_every_key_of_the_settings_is_used_somewhere() -> None:
     """Names that are read as an attribute, or copied by the names of a dataclass's fields."""
-    records = (protocol.PpoSettings, plan.Rules, gate.Limits)
+    records = (protocol.PpoSettings, plan.Rules, gate.Limits, JudgingRules)
     used = {field.name for record in records for field in dataclasses.fields(record)}
     for path in EDGED.rglob("*.py"):
         if path.name not in ("settings.py", "config.py"):

@@ -78,7 +78,7 @@ def test_every_record_of_a_job_folder_survives_its_file(record: type[Any]) -> No
 
 
 def test_every_message_of_the_module_is_one_that_can_be_received() -> None:
-    assert len(MESSAGES) == 26
+    assert len(MESSAGES) == 31
     for message_type in MESSAGES:
         frame = msgpack.packb({"v": protocol.PROTOCOL, "epoch": 1, "type": message_type.__name__, "body": None})
         with pytest.raises(protocol.WireError, match=f"{message_type.__name__}: expected a map"):

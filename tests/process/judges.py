@@ -1,0 +1,43 @@
+"""Reward functions of an operator: a good one, and everything that can be wrong with one."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from typing import Any
+
+FOREVER_S = 600.0
+
+
+def short(batch: list[dict[str, Any]]) -> list[float]:
+    """Shorter is better."""
+    return [1.0 - len(item["answer"]) / 10 for item in batch]
+
+
+def by_order(batch: list[dict[str, Any]]) -> Any:
+    """Does what the first answer says."""
+    answer = batch[0]["answer"]
+    if answer == "raise":
+        raise ValueError("no such word")
+    if answer == "exit":
+        sys.exit("enough")
+    if answer == "die":
+        os._exit(7)
+    if answer == "sleep":
+        time.sleep(FOREVER_S)
+    if answer == "hold":
+        # Backtracking for longer than anybody waits, in native code that keeps the interpreter's lock.
+        re.match(r"(a+)+$", "a" * 60 + "b")
+    if answer == "none":
+        return [None for _ in batch]
+    if answer == "few":
+        return []
+    if answer == "nan":
+        return [float("nan") for _ in batch]
+    if answer == "much":
+        return [9.0 for _ in batch]
+    if answer == "text":
+        return ["good" for _ in batch]
+    return short(batch)
