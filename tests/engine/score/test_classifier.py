@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tokenizers
 import torch
 import transformers
 
@@ -16,7 +15,7 @@ from engine.protocol import ChatMessage, ClassifierSource
 from engine.score.classifier import Classifier, find_label, open_classifier, reward_of
 from tests.engine.score.answers import make_item, soon
 
-WORDS = ["[UNK]", "[CLS]", "[SEP]", "Why", "Because", "Not", "user", "assistant", "?", "."]
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "Why", "Because", "Not", "user", "assistant", "?", "."]
 MAX_TOKENS = 16
 TEMPLATE = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}"
 ROLES_ONLY = (
@@ -39,16 +38,8 @@ def write_classifier(folder: Path, n_labels: int, template: str | None = None) -
     )
     model = transformers.BertForSequenceClassification(config).eval()
     model.save_pretrained(folder)
-    words = tokenizers.Tokenizer(
-        tokenizers.models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="[UNK]")
-    )
-    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    words.post_processor = tokenizers.processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
-    )
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=words, unk_token="[UNK]", model_input_names=["input_ids", "token_type_ids", "attention_mask"]
-    )
+    vocabulary = {word: number for number, word in enumerate(WORDS)}
+    tokenizer = transformers.BertTokenizer(vocab=vocabulary, do_lower_case=False)
     tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)
     return model
