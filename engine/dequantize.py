@@ -54,8 +54,11 @@ _POST_NORM_TENSORS = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 _END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
-# Tokens that llama.cpp ends an answer at by their text, whatever the keys say.
-_END_TEXTS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>")
+# Tokens that llama.cpp ends an answer at by their text, whatever the keys say; those of gpt-oss and Gemma 4 left out.
+_END_TEXTS = (
+    *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>"),
+    *("</s>", "<eos>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<end_of_utterance>"),
+)
 # Tensors that change the result and are not computed: name -> what it is.
 _REFUSED_TENSORS = {
     "rope_factors_long.weight": "rotary factors that depend on the length of the context (longrope)",

@@ -46,8 +46,8 @@ def _attend_one(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: flo
         return short
     q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))  # [1, H or K, t, d]
     grouped = q.shape[1] != k.shape[1]
-    # A mask needs a byte for each pair of tokens, and the kernel that takes one is slower.
-    mask = None if reach is None else _mask(t, reach).to(q.device) == 0
+    # Only if need be: a mask takes a byte for each pair of tokens, and the kernel for it is slower.
+    mask = None if reach is None else _visible(t, reach, q.device)
     attended = F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
     )
@@ -100,10 +100,11 @@ def _by_token(rows: torch.Tensor, t: int) -> torch.Tensor:
 
 @functools.lru_cache(maxsize=SHORT_TOKENS)
 def _short_mask(t: int, reach: int | None) -> torch.Tensor:
-    return _mask(t, reach)
+    """float32[t, t] to add to scores: nothing where a token sees another, minus infinity elsewhere."""
+    visible = _visible(t, t if reach is None else reach, torch.device("cpu"))
+    return torch.zeros(t, t).masked_fill_(~visible, float("-inf"))
 
 
-def _mask(t: int, reach: int | None) -> torch.Tensor:
-    """float32[t, t] to add to scores: nothing within reach up to the token itself, minus infinity elsewhere."""
-    mask = torch.full((t, t), float("-inf")).triu(1)
-    return mask if reach is None else mask + torch.full((t, t), float("-inf")).tril(-reach)
+def _visible(t: int, reach: int, device: torch.device) -> torch.Tensor:
+    """bool[t, t]: True where the token of the row sees that of the column."""
+    return torch.ones(t, t, dtype=torch.bool, device=device).tril_().triu_(1 - reach)

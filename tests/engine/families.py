@@ -80,8 +80,11 @@ COMMON = {
     # Large enough that the distribution is far from uniform, as a trained model's is.
     "initializer_range": 0.2,
 }
-# Texts at which llama.cpp ends an answer, one for each family, among the last ids of the tiny vocabulary.
-END_TEXTS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>")
+# Texts at which llama.cpp ends an answer whatever the file's keys say; the last ids of the tiny vocabulary.
+END_TEXTS = (
+    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>"),
+    *("<eos>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<end_of_utterance>"),
+)
 
 
 def write_family(folder: Path, name: str) -> Any:

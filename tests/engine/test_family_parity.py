@@ -66,7 +66,7 @@ class Engines:
         lora = None if weights is None else lora_from_weights(weights, torch.device("cpu"))
         stream, packing = decoder.embed(base, TOKENS), decoder.pack(base, [len(TOKENS)])
         stream = decoder.run_blocks(base, stream, packing, lora, 0, base.config.shape.n_layers)
-        return (decoder.final_norm(base, stream) @ base.head.T).log_softmax(-1)
+        return (decoder.final_norm(base, stream) @ base.head.T).float().log_softmax(-1)
 
 
 def build_engines(folder: Path, family: str, **keys: int) -> Engines:
@@ -125,6 +125,12 @@ def test_t_sync_1_t_sync_2_with_an_adapter_both_engines_agree_and_it_has_an_effe
     served, bare = engines.served(write_adapter(tmp_path, engines.adapter)), engines.served(None)
     assert gap(served, engines.trained(engines.adapter)) < engines.bound
     assert gap(served, bare) > FAR * engines.bound
+
+
+def test_the_trainer_in_bfloat16_agrees_too(engines: Engines, tmp_path: Path) -> None:
+    sha256 = hashlib.sha256(engines.path.read_bytes()).hexdigest()
+    base = load_base(str(engines.path), sha256, str(tmp_path), "bfloat16", "cpu")
+    assert gap(engines.served(write_adapter(tmp_path, engines.adapter)), engines.trained(engines.adapter, base)) < 0.1
 
 
 def test_an_adapter_file_written_wrongly_is_out_of_bounds(engines: Engines, tmp_path: Path) -> None:
