@@ -126,6 +126,7 @@ class Assembly:
             lambda: resolved.proving(self._settings()),
             self._eos_ids,
             self._model.shape,
+            self._model.sha256,
         )
         self.learner = Learner(
             settings=lambda: resolved.learning(self._settings(), self._model.shape),
@@ -197,6 +198,7 @@ class Assembly:
             state_folder=self._state_folder,
             base=self._model.shape,
             model_name=self._model.name,
+            complaint_about=self._folders.complaint_about,
             lineage=self._store.lineage,
             update_list=self._store.updates,
             audit_log=self._store.audit,
@@ -310,7 +312,7 @@ class Assembly:
             progress=None if progress is None else (progress.stage, progress.done, progress.total),
             updates_total=store.updates.count_finished(),
             latest=store.updates.latest_finished(),
-            dropped=store.feedback.drop_counts(),
+            dropped=store.feedback.drop_counts() | ({"other_base": learner.elsewhere} if learner.elsewhere else {}),
             active=self.answers.active,
             queued=self.answers.queued,
             counters=self.answers.counters(),

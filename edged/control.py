@@ -27,6 +27,7 @@ from engine import protocol
 log = logging.getLogger(__name__)
 
 HISTORY_ROWS = 1000
+STOPGAP = "daemon"  # who puts another version in place of one that cannot be served
 PAUSED_FILE = "PAUSED"  # in the state folder: the operator's pause outlives the daemon
 
 
@@ -87,7 +88,8 @@ class Importer(Protocol):
 
 
 class Operator:
-    """`parts` gives the status as it is now; `announce` tells readers of events."""
+    """`parts` gives the status as it is now; `announce` tells readers of events; `complaint_about` reads the files of a
+    published version and tells why it cannot be served."""
 
     def __init__(
         self,
@@ -95,6 +97,7 @@ class Operator:
         state_folder: Path,
         base: BaseShape,
         model_name: str,
+        complaint_about: Callable[[int], str | None],
         lineage: LineageDesk,
         update_list: UpdateList,
         audit_log: AuditLog,
@@ -110,6 +113,7 @@ class Operator:
         self._state_folder = state_folder
         self._base = base
         self._model_name = model_name
+        self._complaint_about = complaint_about
         self._lineage = lineage
         self._updates = update_list
         self._audit = audit_log
@@ -213,7 +217,7 @@ class Operator:
     async def _make_live(
         self, version: int, *, why: str, if_live: int | None, caller: Caller, pinned: bool | None = None
     ) -> Live:
-        self._require_files(version)
+        await asyncio.to_thread(self._require_files, version)
         live = await self._lineage.set_live(
             version, why=why, caller=caller, if_live=if_live, now=time.time(), pinned=pinned
         )
@@ -221,7 +225,7 @@ class Operator:
         return live
 
     def _require_files(self, version: int) -> None:
-        """Refuse a published version whose files are gone before anything changes.
+        """Refuse a published version that cannot be served before anything changes.
 
         Of a version that was never published the store says why it cannot be live.
         """
@@ -231,12 +235,15 @@ class Operator:
             return
         if folder is not None and not folder.is_dir():
             raise Refused(409, "no_files", f"the files of version {version} are not on this box any more")
+        complaint = self._complaint_about(version)
+        if complaint is not None:
+            raise Refused(409, "not_servable", f"version {version} cannot be served: {complaint}")
 
     async def _version_before(self) -> int:
         """The version that was live before the one that is."""
         history = await self._lineage.history(HISTORY_ROWS)
         for version in versions_before(history):
-            if version == 0 or self.adapter_folder(version).is_dir():
+            if await asyncio.to_thread(self._complaint_about, version) is None:
                 return version
         raise Refused(409, "nothing_before", f"no other version was live before version {history[0].version}")
 
@@ -264,11 +271,21 @@ def versions_before(history: Sequence[Live]) -> list[int]:
 
     A rollback takes back what it left: after going from 2 back to 1, the next one goes further back and not to 2.
     """
+    return [version for version in wanted_versions(history)[1:] if version != history[0].version]
+
+
+def wanted_versions(history: Sequence[Live]) -> list[int]:
+    """What is to be served, the best first: what people and updates made live, and what was live before that.
+
+    What the daemon put in place of a version that it could not serve does not count: it is nobody's wish.
+    """
     stack: list[int] = []
     for live in reversed(history):
+        if live.caller == STOPGAP:
+            continue
         if live.why == "rolled_back" and live.version in stack:
             while stack[-1] != live.version:
                 stack.pop()
         elif not stack or stack[-1] != live.version:
             stack.append(live.version)
-    return [version for version in reversed(stack[:-1]) if version != stack[-1]]
+    return [version for at, version in enumerate(reversed(stack)) if not at or version != stack[-1]]

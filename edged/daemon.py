@@ -31,7 +31,7 @@ from edged.api.listen import ListenError, open_listeners
 from edged.api.server import HttpServer
 from edged.assembly import Assembly
 from edged.base_model import ModelError, open_base_model
-from edged.control import HISTORY_ROWS, versions_before
+from edged.control import HISTORY_ROWS, STOPGAP, wanted_versions
 from edged.learn.folders import Folders
 from edged.records import Caller
 from edged.settings import Listen, Settings, UnixListen
@@ -53,7 +53,7 @@ RETRY_FIRST_S = 1.0  # before a loop that failed begins again; doubles up to RET
 RETRY_MAX_S = 60.0
 MALLOC_ARENAS = 2
 FILE_THREADS = 2  # for hashing and moving files off the event loop; the store has threads of its own
-DAEMON = Caller(name="daemon", scopes=frozenset())
+DAEMON = Caller(name=STOPGAP, scopes=frozenset())
 
 
 def run(
@@ -159,7 +159,7 @@ class Daemon:
         model = await asyncio.to_thread(open_base_model, section.path, section.name, cache)
         store = await Store.open(self._state_folder / "edged.db", readers=self._settings.store.readers)
         stack.push_async_callback(store.close)
-        folders = Folders(self._state_folder)
+        folders = Folders(self._state_folder, model.sha256)
         await clear_up(store, folders)
         self._workers.open()
         stack.push_async_callback(self._workers.close)
@@ -246,24 +246,27 @@ class Daemon:
 
 
 async def clear_up(store: Store, folders: Folders) -> None:
-    """What a crash may have left: half-written files, candidates that nobody carries any more, a stale CURRENT, and a
-    live version whose files are damaged or gone, which is rolled back to the newest one that is whole."""
+    """What a crash may have left: half-written files, candidates that nobody carries any more, a stale CURRENT; and a
+    live version that cannot be served, because its files are damaged or gone or the base model is another one. The
+    nearest one before it that can be served takes its place, until it can be served again."""
     unfinished = await store.updates.unfinished()
     await asyncio.to_thread(folders.prepare, [update.id for update in unfinished])
     carried = {update.version for update in unfinished}
     for adapter in await store.lineage.list():
         if adapter.state == "candidate" and adapter.version not in carried:
             await store.lineage.refuse(adapter.version, "the daemon stopped before it was judged")
-    await store.lineage.skip_versions(max(await asyncio.to_thread(folders.versions), default=0))
-    live = store.lineage.live().version
-    for version in [live, *versions_before(await store.lineage.history(HISTORY_ROWS)), 0]:
+    await store.lineage.skip_versions(await asyncio.to_thread(folders.highest_version))
+    live = store.lineage.live()
+    for version in [*wanted_versions(await store.lineage.history(HISTORY_ROWS)), 0]:
         complaint = await asyncio.to_thread(folders.complaint_about, version)
         if complaint is None:
             break
         log.error("v%d cannot be served: %s", version, complaint)
-    if version != live:
+    if version != live.version:
+        log.warning("v%d is served instead of v%d", version, live.version)
+        why = "rolled_back" if version < live.version else "promoted"
         await store.lineage.set_live(
-            version, why="rolled_back", caller=DAEMON, if_live=live, now=time.time(), pinned=store.lineage.live().pinned
+            version, why=why, caller=DAEMON, if_live=live.version, now=time.time(), pinned=live.pinned
         )
     await asyncio.to_thread(folders.write_current, version)
 

@@ -4,7 +4,8 @@
     checkpoints/v<N>/         critic and optimizer state that belongs to a published adapter
     spool/update-<id>/        an update that is not finished: job.msgpack, and out/ once it was trained
 
-A file or folder appears under its name complete or not at all.
+A file or folder appears under its name complete or not at all. Adapters of another base model than the one that is
+served lie here too if the box served that one before; they are left alone and can be served by nobody.
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ CHECKPOINTS_KEPT = 3  # the live one, the one before it, and one more: older mom
 
 
 class Folders:
-    """The learning part of one state folder."""
+    """The learning part of one state folder. base_sha256: of the model file that is served."""
 
-    def __init__(self, state_folder: Path) -> None:
+    def __init__(self, state_folder: Path, base_sha256: str) -> None:
         self.adapters = state_folder / "adapters"
         self.checkpoints = state_folder / "checkpoints"
         self.spool = state_folder / "spool"
         self._state_folder = state_folder
+        self._base_sha256 = base_sha256
+        self._bases: dict[Path, str] = {}  # published folders never change
 
     def prepare(self, unfinished_updates: Iterable[int]) -> None:
         """Make the folders, and clear away what a crash left: half-written files, jobs of finished updates."""
@@ -52,8 +55,13 @@ class Folders:
         return self.spool / f"update-{update_id}"
 
     def versions(self) -> dict[int, Path]:
-        """The published adapters by version."""
-        return {found.version: found.path for found in store.list_versions(self.adapters)}
+        """The published adapters of the base model that is served, by version."""
+        found = {folder.version: folder.path for folder in store.list_versions(self.adapters)}
+        return {version: path for version, path in found.items() if self._base_of(path) == self._base_sha256}
+
+    def highest_version(self) -> int:
+        """The highest number of a folder among the published ones, of whichever base; 0 if there is none."""
+        return max((folder.version for folder in store.list_versions(self.adapters)), default=0)
 
     def reference_to(self, version: int, versions: dict[int, Path]) -> protocol.AdapterRef:
         """How workers are told of a published version. Raises KeyError if it is not among `versions`."""
@@ -140,19 +148,33 @@ class Folders:
         """Why the files of a published version cannot be served; None if they are whole (or it is the base)."""
         if version == 0:
             return None
-        path = self.versions().get(version)
-        if path is None:
+        paths = [found.path for found in store.list_versions(self.adapters) if found.version == version]
+        if not paths:
             return f"no folder of it under {self.adapters}"
         try:
-            manifest.verify(path)
+            found = manifest.verify(paths[-1])
         except (AdapterError, OSError) as error:
             return str(error)
+        if found.base_sha256 != self._base_sha256:
+            return (
+                f"it belongs to the base model {found.base_sha256[:8]}, the one that is served is "
+                f"{self._base_sha256[:8]}; set model.path to that one to serve it again"
+            )
         return None
 
     def write_current(self, version: int) -> None:
         """Make CURRENT name the live adapter. The store decides what is live; this is for people and scripts."""
         path = self.versions().get(version)
         store.write_current(self._state_folder, None if path is None else path.name)
+
+    def _base_of(self, path: Path) -> str | None:
+        """The base model of a published folder; None if its manifest cannot be read."""
+        if path not in self._bases:
+            try:
+                self._bases[path] = manifest.parse_manifest((path / manifest.MANIFEST_FILE).read_bytes()).base_sha256
+            except (AdapterError, OSError):
+                return None
+        return self._bases[path]
 
     def _forget_old_checkpoints(self) -> None:
         kept = [path for path in self.checkpoints.glob("v*") if path.name[1:].isdigit()]

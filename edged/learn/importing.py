@@ -13,8 +13,9 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-from adapters.errors import AdapterError
+from adapters.errors import AdapterError, MismatchedAdapter
 from adapters.folder import write_adapter_folder
+from adapters.manifest import MANIFEST_FILE, parse_manifest
 from adapters.peft import load_peft
 from adapters.shape import BaseShape
 from adapters.weights import AdapterWeights
@@ -88,7 +89,7 @@ class Importer:
                 not run.
         """
         try:
-            weights = await asyncio.to_thread(load_peft, folder, self._base)
+            weights = await asyncio.to_thread(self._read, folder)
         except (AdapterError, OSError) as error:
             raise Refused(400, "bad_adapter", str(error), param="folder") from error
         self._check_profile(weights)
@@ -96,6 +97,17 @@ class Importer:
             if self._lineage.expect(if_live).pinned:
                 raise Refused(409, "pinned", "a version is pinned; unpin it before another one can go live")
             return await self._judge(weights, caller)
+
+    def _read(self, folder: Path) -> AdapterWeights:
+        """Blocking. Raises AdapterError, also for a folder of another box whose manifest names another base model."""
+        weights = load_peft(folder, self._base)
+        path = folder / MANIFEST_FILE
+        if path.is_file() and (theirs := parse_manifest(path.read_bytes()).base_sha256) != self._base_sha256:
+            raise MismatchedAdapter(
+                f"{folder}: it belongs to the base model {theirs[:8]}, this box serves {self._base_sha256[:8]}; "
+                "import it where that model is served"
+            )
+        return weights
 
     def _check_profile(self, weights: AdapterWeights) -> None:
         expected = set(self._base.top_modules(self._profile.layers))

@@ -93,6 +93,7 @@ class Learner:
         self.state: plan.LearnerState = "idle"
         self.why = ""
         self.ratings_until_update = settings().rules.batch_ratings
+        self.elsewhere = 0  # ratings of answers of another base model, which wait until that one is served again
         self.progress: protocol.Progress | None = None
 
     def wake(self) -> None:
@@ -143,10 +144,10 @@ class Learner:
         settings = self._settings()
         versions = await asyncio.to_thread(self._folders.versions)
         rows = max(UNUSED_ROWS, settings.rules.batch_ratings)
-        unused = await self._ratings.unused_rated(rows)
+        unused = await self._ratings.unused_rated(rows, base_sha256=self._base_sha256)
         while len(unused) == rows and not plan.has_contrast(unused):  # it may lie behind any number of equal ratings
             rows *= 2
-            unused = await self._ratings.unused_rated(rows)
+            unused = await self._ratings.unused_rated(rows, base_sha256=self._base_sha256)
         return plan.View(
             unused=unused,
             base_sha256=self._base_sha256,
@@ -160,6 +161,7 @@ class Learner:
 
     async def _decide(self) -> tuple[plan.Decision, plan.View]:
         view = await self._view(asked=self.switches.asked)
+        self.elsewhere = await self._ratings.count_unused_elsewhere(self._base_sha256)
         now = time.time()
         decision = plan.decide(view, now, self._settings().rules)
         if decision.drops:
@@ -203,7 +205,7 @@ class Learner:
         live = self._lineage.live()
         seed = settings.seed + view.newest_version + 1
         oldest = max(0, view.newest_version - settings.rules.staleness)
-        used = await self._ratings.used_rated(oldest, UNUSED_ROWS)
+        used = await self._ratings.used_rated(oldest, UNUSED_ROWS, base_sha256=self._base_sha256)
         replayed = plan.replay(used, n_new=len(batch), seed=seed, view=view, rules=settings.rules)
         update = await self._updates.create(
             parent_version=live.version,
@@ -225,6 +227,9 @@ class Learner:
             return
         if job is None:
             await self._give_back(update, "cut off before its job was written")
+            return
+        if job.base_sha256 != self._base_sha256:
+            await self._give_back(update, "it was planned on another base model than the one that is served")
             return
         job = await without_removed(update.id, job, self._episodes, self._folders)
         try:

@@ -81,7 +81,7 @@ def decide(view: View, now: float, rules: Rules) -> Decision:
         reason = unfit(choice, view, rules)
         if reason is None:
             usable.append(choice)
-        else:
+        elif reason != "other_base":  # it waits until that model is served again
             drops.append((choice, reason))
     missing = max(0, rules.batch_ratings - len(usable))
 

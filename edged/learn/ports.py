@@ -23,11 +23,15 @@ from engine import protocol
 class RatingsBook(Protocol):
     """The store's ratings as planning needs them."""
 
-    async def unused_rated(self, limit: int) -> list[RatedChoice]:
+    async def unused_rated(self, limit: int, *, base_sha256: str | None = None) -> list[RatedChoice]:
         """Choices with a rating that no finished update has used as new and that were not dropped; oldest first."""
         ...
 
-    async def used_rated(self, min_version: int, limit: int) -> list[RatedChoice]:
+    async def count_unused_elsewhere(self, base_sha256: str) -> int:
+        """How many such choices were sampled on another base model than this."""
+        ...
+
+    async def used_rated(self, min_version: int, limit: int, *, base_sha256: str | None = None) -> list[RatedChoice]:
         """Choices that a finished update has used, made by `min_version` or later; newest first."""
         ...
 

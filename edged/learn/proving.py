@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import hashlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from edged.learn.trainer import Trainer
 from engine import protocol
 
 BASE = protocol.AdapterRef(version=0, folder=None)
+MEASUREMENT = "fluency/measurement"
 FLUENCY_SEED = 20_011  # the same dice for every version, so that versions differ by their weights only
 
 
@@ -44,6 +47,7 @@ class Prover:
         settings: Callable[[], ProvingSettings],
         eos_ids: Callable[[], frozenset[int]],
         base: BaseShape,
+        base_sha256: str,
     ) -> None:
         self._stage = stage
         self._trainer = trainer
@@ -51,6 +55,7 @@ class Prover:
         self._settings = settings
         self._eos_ids = eos_ids
         self._base = base
+        self._base_sha256 = base_sha256
 
     async def prove(
         self, adapter: protocol.AdapterRef, live: protocol.AdapterRef, result: protocol.TrainResult | None
@@ -69,11 +74,12 @@ class Prover:
             norm = await asyncio.to_thread(_weigh, Path(adapter.folder), self._base)
         except AdapterError as error:
             return gate.Judgement(accepted=False, reason=f"its files cannot be used: {error}", metrics={})
-        base = await self._fluency_of(BASE)
-        at_live = base if live.version == 0 else await self._fluency_of(live)
-        staged = await self._stage_probes(adapter)
+        settings = self._settings()  # for all of the proof: figures of different settings are not comparable
+        base = await self._fluency_of(BASE, settings)
+        at_live = base if live.version == 0 else await self._fluency_of(live, settings)
+        staged = await self._stage_probes(adapter, settings)
         fluency = await self._judge_answers(staged)
-        await self._keep(adapter.version, fluency)
+        await self._keep(adapter.version, fluency, settings)
         evidence = gate.Evidence(
             norm=norm,
             kl_live=None if result is None else result.metrics["kl/live"],
@@ -85,7 +91,7 @@ class Prover:
             live=at_live,
             base=base,
         )
-        judgement = gate.judge(evidence, self._settings().limits)
+        judgement = gate.judge(evidence, settings.limits)
         times = {
             "gate/load_ms": staged.load_ms,
             "gate/prove_ms": staged.prove_ms,
@@ -93,23 +99,29 @@ class Prover:
         }
         return dataclasses.replace(judgement, metrics=judgement.metrics | times)
 
-    async def _fluency_of(self, adapter: protocol.AdapterRef) -> gate.Fluency:
-        """The fluency of a version: remembered, or measured now."""
+    async def _fluency_of(self, adapter: protocol.AdapterRef, settings: ProvingSettings) -> gate.Fluency:
+        """The fluency of a version: remembered of the same measurement, or measured now."""
         known = (await self._lineage.get(adapter.version)).metrics
         names = [field.name for field in dataclasses.fields(gate.Fluency)]
-        if all(f"fluency/{name}" in known for name in names):
+        if known.get(MEASUREMENT) == self._measurement(settings) and all(f"fluency/{name}" in known for name in names):
             return gate.Fluency(**{name: known[f"fluency/{name}"] for name in names})
-        fluency = await self._judge_answers(await self._stage_probes(adapter))
-        await self._keep(adapter.version, fluency)
+        fluency = await self._judge_answers(await self._stage_probes(adapter, settings))
+        await self._keep(adapter.version, fluency, settings)
         return fluency
 
-    async def _keep(self, version: int, fluency: gate.Fluency) -> None:
+    async def _keep(self, version: int, fluency: gate.Fluency, settings: ProvingSettings) -> None:
         await self._lineage.set_metrics(
-            version, {f"fluency/{name}": value for name, value in dataclasses.asdict(fluency).items()}
+            version,
+            {f"fluency/{name}": value for name, value in dataclasses.asdict(fluency).items()}
+            | {MEASUREMENT: self._measurement(settings)},
         )
 
-    async def _stage_probes(self, adapter: protocol.AdapterRef) -> protocol.Staged:
-        settings = self._settings()
+    def _measurement(self, settings: ProvingSettings) -> float:
+        """A number that names the prompts, length, dice and base of a measurement: 48 bits, which a float holds."""
+        words = json.dumps([settings.fluency_prompts, settings.fluency_tokens, FLUENCY_SEED, self._base_sha256])
+        return float(int.from_bytes(hashlib.sha256(words.encode()).digest()[:6]))
+
+    async def _stage_probes(self, adapter: protocol.AdapterRef, settings: ProvingSettings) -> protocol.Staged:
         return await self._stage.stage(
             adapter,
             fluency_prompts=settings.fluency_prompts,

@@ -131,21 +131,38 @@ class FeedbackRows:
         await self._database.write(insert)
         return stored
 
-    async def unused_rated(self, limit: int) -> list[RatedChoice]:
-        """Choices that wait for their first update, by the time of the rating that counts, oldest first."""
-        return await self._rated_choices(
-            f"{_RATED_CHOICE} WHERE r.state = 'fresh' ORDER BY r.feedback_seq LIMIT ?", limit
-        )
+    async def unused_rated(self, limit: int, *, base_sha256: str | None = None) -> list[RatedChoice]:
+        """Choices that wait for their first update, by the time of the rating that counts, oldest first.
 
-    async def used_rated(self, min_version: int, limit: int) -> list[RatedChoice]:
-        """Choices that a finished update has used as new and that are still rated, newest rating first.
-
-        min_version: only those sampled by this adapter version or a later one.
+        base_sha256: only those sampled on this base model; None: on any.
         """
         return await self._rated_choices(
-            f"{_RATED_CHOICE} WHERE r.state = 'used' AND r.version >= ? AND f.rating IS NOT NULL"
-            " ORDER BY r.feedback_seq DESC LIMIT ?",
+            f"{_RATED_CHOICE} WHERE r.state = 'fresh' AND (?1 IS NULL OR e.base_sha256 = ?1)"
+            " ORDER BY r.feedback_seq LIMIT ?2",
+            base_sha256,
+            limit,
+        )
+
+    async def count_unused_elsewhere(self, base_sha256: str) -> int:
+        """How many choices wait for their first update that were sampled on another base model than this."""
+        query = (
+            "SELECT count(*) FROM ratings AS r JOIN episodes AS e ON e.id = r.episode_id"
+            " WHERE r.state = 'fresh' AND e.base_sha256 <> ?"
+        )
+        return await self._database.read(lambda connection: int(single_row(connection, query, (base_sha256,))[0]))
+
+    async def used_rated(self, min_version: int, limit: int, *, base_sha256: str | None = None) -> list[RatedChoice]:
+        """Choices that a finished update has used as new and that are still rated, newest rating first.
+
+        Args:
+            min_version: only those sampled by this adapter version or a later one.
+            base_sha256: only those sampled on this base model; None: on any.
+        """
+        return await self._rated_choices(
+            f"{_RATED_CHOICE} WHERE r.state = 'used' AND r.version >= ?1 AND f.rating IS NOT NULL"
+            " AND (?2 IS NULL OR e.base_sha256 = ?2) ORDER BY r.feedback_seq DESC LIMIT ?3",
             min_version,
+            base_sha256,
             limit,
         )
 
@@ -175,7 +192,7 @@ class FeedbackRows:
 
         await self._database.write(insert, count)
 
-    async def _rated_choices(self, query: str, *values: int) -> list[RatedChoice]:
+    async def _rated_choices(self, query: str, *values: int | str | None) -> list[RatedChoice]:
         return await self._database.read(
             lambda connection: [_to_rated_choice(row) for row in all_rows(connection, query, values)]
         )

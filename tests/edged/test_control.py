@@ -17,8 +17,9 @@ from adapters.folder import write_adapter_folder
 from adapters.shape import BaseShape
 from adapters.store import folder_name
 from adapters.weights import AdapterWeights
-from edged.control import PAUSED_FILE, Operator, versions_before
+from edged.control import PAUSED_FILE, STOPGAP, Operator, versions_before, wanted_versions
 from edged.failure import WorkerLost
+from edged.learn.folders import Folders
 from edged.records import Adapter, Caller, Live, PublishedAdapter
 from edged.refusal import Refused
 from edged.store.store import Store
@@ -85,7 +86,7 @@ class Desk:
     told: list[tuple[str, dict[str, Any]]]
     imported: list[tuple[Path, int | None]]
 
-    async def publish(self) -> int:
+    async def publish(self, base_sha256: str = "b" * 64) -> int:
         """A new version, live, with its files."""
         candidate = await self.store.lineage.add_candidate(origin="imported", parent_version=0, caller=OPERATOR)
         weights = make_weights(candidate.version)
@@ -95,7 +96,7 @@ class Desk:
             weights,
             version=candidate.version,
             parent=None,
-            base_sha256="b" * 64,
+            base_sha256=base_sha256,
             base_model_name="small",
             origin="imported",
             created_at=1.0,
@@ -139,6 +140,7 @@ def at_desk(root: Path, scenario: Callable[[Desk], Awaitable[None]]) -> None:
             state_folder=root,
             base=SHAPE,
             model_name="small",
+            complaint_about=Folders(root, "b" * 64).complaint_about,
             lineage=store.lineage,
             update_list=store.updates,
             audit_log=store.audit,
@@ -224,6 +226,24 @@ def test_a_version_whose_files_are_gone_is_not_promoted(tmp_path: Path) -> None:
         refused = await refusal(desk.operator.promote(1, if_live=None, caller=OPERATOR))
         assert (refused.status, refused.code) == (409, "no_files")
         assert desk.store.lineage.live().version == 2
+
+    at_desk(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("damage", ["damaged", "foreign"])
+def test_a_version_that_cannot_be_served_is_not_promoted_and_a_rollback_passes_it_over(
+    tmp_path: Path, damage: str
+) -> None:
+    async def scenario(desk: Desk) -> None:
+        await desk.publish()
+        await desk.publish(base_sha256=("c" if damage == "foreign" else "b") * 64)
+        if damage == "damaged":
+            (desk.operator.adapter_folder(2) / "adapter.gguf").write_bytes(b"half")
+        await desk.publish()
+        refused = await refusal(desk.operator.promote(2, if_live=None, caller=OPERATOR))
+        assert (refused.status, refused.code) == (409, "not_servable")
+        assert ("cccccccc" if damage == "foreign" else "adapter.gguf") in refused.message
+        assert (await desk.operator.rollback(if_live=3, caller=OPERATOR)).version == 1
 
     at_desk(tmp_path, scenario)
 
@@ -423,9 +443,15 @@ def test_an_import_is_announced_with_what_became_of_it(tmp_path: Path) -> None:
 
 
 def lived(*steps: tuple[int, str]) -> list[Live]:
-    """A live history, newest first, from its steps in the order of time."""
+    """A live history, newest first, from its steps in the order of time; "stopgap" is a rollback by the daemon."""
     history: list[Any] = [
-        Live(version=version, since=float(at), why=why, caller="uid:0", pinned=False)  # type: ignore[arg-type]
+        Live(
+            version=version,
+            since=float(at),
+            why="rolled_back" if why == "stopgap" else why,  # type: ignore[arg-type]
+            caller=STOPGAP if why == "stopgap" else "uid:0",
+            pinned=False,
+        )
         for at, (version, why) in enumerate(steps)
     ]
     return history[::-1]
@@ -444,10 +470,25 @@ def lived(*steps: tuple[int, str]) -> list[Live]:
         ([(0, "base"), (1, "published"), (1, "promoted")], [0]),
         ([(0, "base"), (1, "published"), (2, "published"), (0, "rolled_back")], []),
         ([(5, "published"), (3, "rolled_back")], [5]),
+        ([(0, "base"), (1, "published"), (2, "published"), (1, "stopgap")], [0]),
+        ([(0, "base"), (1, "published"), (2, "published"), (0, "stopgap"), (3, "published")], [2, 1, 0]),
     ],
 )
 def test_a_rollback_takes_back_what_it_left(steps: list[tuple[int, str]], before: list[int]) -> None:
     assert versions_before(lived(*steps)) == before
+
+
+@pytest.mark.parametrize(
+    ("steps", "wanted"),
+    [
+        ([(0, "base")], [0]),
+        ([(0, "base"), (1, "published"), (2, "published"), (0, "stopgap")], [2, 1, 0]),
+        ([(0, "base"), (1, "published"), (0, "stopgap"), (2, "published"), (1, "stopgap")], [2, 1, 0]),
+        ([(0, "base"), (1, "published"), (0, "stopgap"), (0, "promoted")], [0, 1]),
+    ],
+)
+def test_what_the_daemon_put_in_place_is_not_what_is_wanted(steps: list[tuple[int, str]], wanted: list[int]) -> None:
+    assert wanted_versions(lived(*steps)) == wanted
 
 
 @given(st.lists(st.tuples(st.sampled_from(["publish", "promote", "rollback"]), st.integers(0, 5)), max_size=40))

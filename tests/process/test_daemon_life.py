@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -248,6 +250,42 @@ def test_a_model_file_that_is_none_is_a_configuration_error(tmp_path: Path, cont
     assert refused.returncode == 78
     assert "broken.gguf" in refused.stderr
     assert words.lower() in refused.stderr.lower()
+
+
+def test_another_base_model_gets_no_adapter_of_the_one_before_and_takes_none_of_its_ratings(
+    start_light: Any, packaged_model: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other.gguf"
+    shutil.copyfile(packaged_model, other)
+    with other.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        last = file.read(1)
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last[0] ^ 1]))
+    settings = {"learn.batch_ratings": 4}
+    daemon = start_light(settings=settings)
+    daemon.rate_some(4)
+    daemon.until(lambda: daemon.status()["learner"]["updates_total"] == 1)
+    daemon.rate_some(2)
+    before = daemon.chat()["system_fingerprint"]
+    assert before.endswith("-v1")
+    assert daemon.stop() == 0
+
+    foreign = start_light(settings=settings | {"model.path": str(other)})
+    served = foreign.chat()["system_fingerprint"]
+    assert served.endswith("-v0")
+    assert served.split("-")[1] != before.split("-")[1]
+    assert foreign.status()["learner"]["dropped"] == {"other_base": 2}
+    refused = foreign.client.post("/v1/adapters/1/promote", json={})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "not_servable")
+    assert foreign.stop() == 0
+
+    back = start_light(settings=settings)
+    assert back.chat()["system_fingerprint"] == before
+    assert back.status()["learner"]["dropped"] == {}
+    back.rate_some(2)
+    back.until(lambda: back.status()["learner"]["updates_total"] == 2)
+    assert back.status()["learner"]["last_update"]["verdict"] == "published"
 
 
 def test_five_mistakes_in_the_configuration_are_told_at_once(tmp_path: Path) -> None:

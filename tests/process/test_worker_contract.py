@@ -24,6 +24,7 @@ import zmq
 from adapters.folder import write_adapter_folder
 from adapters.llamacpp_format import load_gguf_adapter, read_base_shape, save_gguf_adapter
 from adapters.manifest import MANIFEST_FILE, describe_files, file_sha256, manifest_bytes, parse_manifest
+from adapters.shape import BaseShape
 from adapters.weights import AdapterWeights
 from engine import protocol
 from engine.protocol import AdapterRef, ChatMessage, Message, ProbeText, Sampling
@@ -163,8 +164,10 @@ def adapters(packaged_model: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return adapter
 
 
-def write_adapter(folder: Path, model: Path, version: int, *, scale: float = 0.02) -> None:
-    base = read_base_shape(model)
+def write_adapter(
+    folder: Path, model: Path, version: int, *, scale: float = 0.02, base: BaseShape | None = None
+) -> None:
+    base = base or read_base_shape(model)
     rng = np.random.default_rng(version)
     matrices = {}
     for module in base.top_modules(2):
@@ -437,6 +440,20 @@ def test_an_adapter_of_nan_is_not_staged_and_answers_go_on(
     assert isinstance(failed, protocol.StageFailed)
     assert failed.code == "not_finite"
     assert isinstance(route(serving, 6), protocol.RouteFailed)
+    check_request(ask(serving, chat()), 1)
+
+
+@REAL
+def test_an_adapter_of_another_model_is_not_staged_and_answers_go_on(
+    serving: Worker, kind: Kind, packaged_model: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "adapter"
+    base = read_base_shape(packaged_model)
+    write_adapter(folder, packaged_model, 9, base=dataclasses.replace(base, n_embd=base.n_embd * 2))
+    failed = stage(serving, AdapterRef(version=9, folder=str(folder)))
+    assert isinstance(failed, protocol.StageFailed)
+    assert failed.code == "adapter_mismatch"
+    assert isinstance(route(serving, 9), protocol.RouteFailed)
     check_request(ask(serving, chat()), 1)
 
 

@@ -256,7 +256,7 @@ class Box:
     def __init__(self, root: Path, store: Store) -> None:
         self.root = root
         self.store = store
-        self.folders = Folders(root)
+        self.folders = Folders(root, BASE_SHA256)
         self.worker = LightTrainWorker()
         self.stage = LightStage()
         self.progress: list[protocol.Progress] = []
@@ -267,6 +267,8 @@ class Box:
         self.limits = gate.Limits(
             norm_max=20.0, live_kl_max=0.5, canary_gap_max=0.25, fluency_drop=0.8, fluency_floor=1.5, distinct_drop=0.4
         )
+        self.fluency_prompts: tuple[str, ...] = ("Why?", "How?")
+        self.fluency_tokens = 8
         self.reference = 0
         self.enabled = True
         self.max_attempts = 3
@@ -279,9 +281,12 @@ class Box:
             self.stage,
             self.trainer,
             store.lineage,
-            lambda: ProvingSettings(limits=self.limits, fluency_prompts=("Why?", "How?"), fluency_tokens=8),
+            lambda: ProvingSettings(
+                limits=self.limits, fluency_prompts=self.fluency_prompts, fluency_tokens=self.fluency_tokens
+            ),
             lambda: frozenset({0}),
             SHAPE,
+            BASE_SHA256,
         )
         self.updater = Updater(
             folders=self.folders,

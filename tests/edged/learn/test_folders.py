@@ -22,7 +22,7 @@ InBox = Callable[[Callable[[Any], Awaitable[None]]], None]
 
 @pytest.fixture
 def folders(tmp_path: Path) -> Folders:
-    made = Folders(tmp_path)
+    made = Folders(tmp_path, "b" * 64)
     made.prepare([])
     return made
 
@@ -61,7 +61,7 @@ def candidate(folders: Folders, in_box: InBox) -> Path:
 
 
 def test_prepare_clears_what_a_crash_left_and_keeps_unfinished_jobs(tmp_path: Path) -> None:
-    folders = Folders(tmp_path)
+    folders = Folders(tmp_path, "b" * 64)
     folders.prepare([])
     for name in (
         "adapters/v9-00000000.tmp",

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from adapters.folder import load_adapter_folder
+from adapters.folder import load_adapter_folder, write_adapter_folder
 from adapters.peft import save_peft
 from edged.failure import JobRefused, WorkerLost
 from edged.learn.importing import Importer
@@ -115,6 +115,26 @@ def test_an_adapter_full_of_nan_is_sent_back(in_box: InBox, peft_folder: Path) -
         assert (refused.status, refused.code) == (400, "bad_adapter")
         assert "NaN" in refused.message
         assert await box.store.lineage.newest_version() == 0
+
+    in_box(scenario)
+
+
+def test_an_adapter_of_another_box_with_another_base_model_is_sent_back(in_box: InBox, tmp_path: Path) -> None:
+    async def scenario(box: Any) -> None:
+        folder = tmp_path / "other"
+        write_adapter_folder(
+            folder,
+            box.make_weights(1),
+            version=9,
+            parent=None,
+            base_sha256="c" * 64,
+            base_model_name="small",
+            origin="trained",
+            created_at=1.0,
+        )
+        refused = await refusal(box, folder)
+        assert (refused.status, refused.code) == (400, "bad_adapter")
+        assert "cccccccc" in refused.message
 
     in_box(scenario)
 

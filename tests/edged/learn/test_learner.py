@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import msgpack
 import pytest
 
 from edged.learn import learner as learner_module
@@ -185,13 +186,40 @@ def test_what_cannot_be_trained_on_is_counted_by_its_reason(in_box: InBox) -> No
     async def scenario(box: Any) -> None:
         await box.rate(1.0, temperature=0.0)
         await box.rate(1.0, -1.0, top_k=40)
-        await box.rate(1.0, base_sha256="c" * 64)
         async with running(box):
-            await box.until(lambda: sum(box.store.feedback.drop_counts().values()) == 4)
-        assert box.store.feedback.drop_counts() == {"greedy": 1, "cut_support": 2, "other_base": 1}
-        assert box.store.feedback.counts() == (4, 4)
+            await box.until(lambda: sum(box.store.feedback.drop_counts().values()) == 3)
+        assert box.store.feedback.drop_counts() == {"greedy": 1, "cut_support": 2}
+        assert box.store.feedback.counts() == (3, 3)
 
     in_box(scenario)
+
+
+def test_ratings_on_another_base_model_are_counted_and_wait(in_box: InBox) -> None:
+    async def scenario(box: Any) -> None:
+        await box.rate(1.0, -1.0, base_sha256="c" * 64)
+        await box.rate(*UP_AND_DOWN)
+        await learned(box)
+        assert (box.learner.elsewhere, box.store.feedback.drop_counts()) == (2, {})
+        assert len(await box.store.feedback.unused_rated(10, base_sha256="c" * 64)) == 2
+
+    in_box(scenario)
+
+
+def test_an_update_of_another_base_model_is_given_back(in_box: InBox) -> None:
+    async def planned(box: Any) -> None:
+        update, job = await box.plan()
+        path = box.folders.job(update.id) / protocol.JOB_FILE
+        path.write_bytes(msgpack.packb(protocol.to_map(dataclasses.replace(job, base_sha256="c" * 64))))
+
+    async def restarted(box: Any) -> None:
+        async with running(box):
+            await box.until(lambda: bool(box.finished))
+        assert (box.finished[0].verdict, box.worker.trained) == ("skipped", [])
+        assert "another base model" in box.finished[0].reason
+        assert await box.unused() == 2
+
+    in_box(planned)
+    in_box(restarted)
 
 
 def test_ratings_behind_many_that_cannot_be_used_are_reached(in_box: InBox, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,9 +227,10 @@ def test_ratings_behind_many_that_cannot_be_used_are_reached(in_box: InBox, monk
 
     async def scenario(box: Any) -> None:
         await box.rate(*[1.0] * 40, base_sha256="c" * 64)
+        await box.rate(*[1.0] * 40, temperature=0.0)
         await box.rate(*UP_AND_DOWN)
         await learned(box)
-        assert box.store.feedback.drop_counts() == {"other_base": 40}
+        assert box.store.feedback.drop_counts() == {"greedy": 40}
 
     in_box(scenario)
 

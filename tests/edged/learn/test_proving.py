@@ -66,6 +66,19 @@ def test_the_fluency_of_a_version_is_measured_once(in_box: InBox) -> None:
     in_box(after_a_restart)
 
 
+@pytest.mark.parametrize("changes", [{"fluency_prompts": ("When?", "How?")}, {"fluency_tokens": 9}])
+def test_fluency_that_was_measured_otherwise_is_measured_again(in_box: InBox, changes: dict[str, Any]) -> None:
+    async def scenario(box: Any) -> None:
+        candidate, result = await candidate_of(box)
+        await box.prover.prove(candidate, BASE, result)
+        for name, value in changes.items():
+            setattr(box, name, value)
+        await box.prover.prove(candidate, BASE, result)
+        assert box.stage.staged == [0, 1, 0, 1]
+
+    in_box(scenario)
+
+
 def test_an_adapter_without_a_prediction_is_judged_by_the_rest(in_box: InBox) -> None:
     async def scenario(box: Any) -> None:
         candidate, _ = await candidate_of(box)
