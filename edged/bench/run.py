@@ -36,6 +36,7 @@ READY_TARGET_S = 5.0
 def run(parts: Sequence[str], model: str, runs: int, json_wanted: bool) -> bool:
     """Measure `parts` (keys of `PARTS`), print, and return whether a target was missed."""
     console = Console(stderr=True)
+    load_before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="edged-bench-") as name, console.status("starting") as shown:
         folder = Path(name)
         figures: list[Figure] = []
@@ -56,7 +57,7 @@ def run(parts: Sequence[str], model: str, runs: int, json_wanted: bool) -> bool:
 
             with child.answering():
                 asyncio.run(measure_all())
-    machine = describe_machine(model)
+    machine = describe_machine(model, load_before)
     if json_wanted:
         print_json(as_json(figures, machine))
     else:
@@ -84,8 +85,8 @@ def _arguments(model: str, socket: Path) -> list[str]:
     return ["--model", model, "--listen", f"unix:{socket}"]
 
 
-def describe_machine(model: str) -> dict[str, Any]:
-    """What the figures were measured on."""
+def describe_machine(model: str, load_before: float) -> dict[str, Any]:
+    """What the figures were measured on. load_before: processes that wanted a core, over the minute before the run."""
     cpu = "unknown"
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -98,5 +99,5 @@ def describe_machine(model: str) -> dict[str, Any]:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "model": model,
-        "load_before": round(os.getloadavg()[2], 2),
+        "load_before": round(load_before, 2),
     }
