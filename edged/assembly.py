@@ -192,7 +192,7 @@ class Assembly:
             base=self._model.shape,
             base_sha256=self._model.sha256,
             base_name=self._model.name,
-            profile=resolved.lora(self._settings(), self._model.shape),
+            lora=resolved.lora(self._settings(), self._model.shape),
         )
         self._operator = Operator(
             state_folder=self._state_folder,

@@ -26,12 +26,14 @@ from typing import Any
 
 import uvloop
 
-from edged import config, machine, status
+from adapters.errors import AdapterError
+from edged import config, machine, resolved, status
 from edged.api.listen import ListenError, open_listeners
 from edged.api.server import HttpServer
 from edged.assembly import Assembly
-from edged.base_model import ModelError, open_base_model
+from edged.base_model import BaseModel, ModelError, open_base_model
 from edged.control import HISTORY_ROWS, STOPGAP, wanted_versions
+from edged.learn import profile
 from edged.learn.folders import Folders
 from edged.records import Caller
 from edged.settings import Listen, Settings, UnixListen
@@ -161,6 +163,7 @@ class Daemon:
         stack.push_async_callback(store.close)
         folders = Folders(self._state_folder, model.sha256)
         await clear_up(store, folders)
+        await self._compare_profiles(store, folders, model)
         self._workers.open()
         stack.push_async_callback(self._workers.close)
         self._parts = Assembly(
@@ -172,6 +175,26 @@ class Daemon:
             workers=self._workers,
         )
         return store
+
+    async def _compare_profiles(self, store: Store, folders: Folders, model: BaseModel) -> None:
+        """Say so if updates do not train what `[lora]` asks for."""
+        lora = resolved.lora(self._settings, model.shape)
+        live = store.lineage.live().version
+        folder = folders.versions()[live] if live else None
+        wanted = profile.of_settings(lora, model.shape)
+        try:
+            trained = await asyncio.to_thread(profile.in_force, folder, lora, model.shape)
+        except AdapterError as error:
+            log.error("no update can go on from v%d, which is live: %s", live, error)
+            return
+        if trained != wanted:
+            log.warning(
+                "[lora] asks for %s; v%d, which is live, has %s, and updates go on with that: "
+                "promote version 0 to begin anew",
+                wanted,
+                live,
+                trained,
+            )
 
     async def _listen(self, stack: contextlib.AsyncExitStack, store: Store) -> HttpServer:
         fds = notify.handed_in_fds(os.environ, os.getpid())

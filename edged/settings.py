@@ -106,6 +106,8 @@ class ModelSection(Section):
 
 
 class LoraSection(Section):
+    """What an adapter that begins on the base is made of; a live version keeps its own (`edged.learn.profile`)."""
+
     rank: int = _key(8, "Rank of every adapted matrix.", ge=1, le=256)
     alpha: float = _key(16.0, "Scale of the adapter: its output is multiplied by alpha / rank.", gt=0, le=1024)
     layers: Literal["top_third", "all"] | Annotated[int, Field(ge=1)] = _key(

@@ -20,7 +20,7 @@ from adapters.peft import load_peft
 from adapters.shape import BaseShape
 from adapters.weights import AdapterWeights
 from edged.failure import JobRefused, WorkerFault, WorkerLost
-from edged.learn import gate
+from edged.learn import gate, profile
 from edged.learn.folders import Folders
 from edged.learn.ports import Stage
 from edged.learn.proving import Prover
@@ -65,7 +65,7 @@ class Importer:
         base: BaseShape,
         base_sha256: str,
         base_name: str,
-        profile: protocol.LoraSettings,
+        lora: protocol.LoraSettings,
     ) -> None:
         self._folders = folders
         self._lineage = lineage
@@ -76,7 +76,7 @@ class Importer:
         self._base = base
         self._base_sha256 = base_sha256
         self._base_name = base_name
-        self._profile = profile
+        self._lora = lora
 
     async def bring(self, folder: Path, caller: Caller, *, if_live: int | None = None) -> Adapter:
         """Judge the PEFT folder `folder`; the adapter that it became, published or refused.
@@ -92,10 +92,10 @@ class Importer:
             weights = await asyncio.to_thread(self._read, folder)
         except (AdapterError, OSError) as error:
             raise Refused(400, "bad_adapter", str(error), param="folder") from error
-        self._check_profile(weights)
         async with self._candidates:
             if self._lineage.expect(if_live).pinned:
                 raise Refused(409, "pinned", "a version is pinned; unpin it before another one can go live")
+            await asyncio.to_thread(self._check_profile, weights)
             return await self._judge(weights, caller)
 
     def _read(self, folder: Path) -> AdapterWeights:
@@ -110,13 +110,16 @@ class Importer:
         return weights
 
     def _check_profile(self, weights: AdapterWeights) -> None:
-        expected = set(self._base.top_modules(self._profile.layers))
-        if weights.rank != self._profile.rank or set(weights.matrices) != expected:
+        """Blocking: reads the live version. Its scale may differ: that is no matter of training on."""
+        live = self._lineage.live().version
+        folder = self._folders.versions()[live] if live else None
+        ours, theirs = profile.in_force(folder, self._lora, self._base), profile.of_weights(weights)
+        if (ours.rank, ours.modules) != (theirs.rank, theirs.modules):
+            whose = f"v{live}, which is live, has" if live else "[lora] asks for"
             raise Refused(
                 400,
                 "other_profile",
-                f"the adapter has rank {weights.rank} on {len(weights.matrices)} modules, this box trains rank "
-                f"{self._profile.rank} on {len(expected)} ([lora]); set [lora] to the adapter's, or import another",
+                f"the adapter has {theirs}, {whose} {ours}, and updates go on with that; import one of that kind",
                 param="folder",
             )
 

@@ -288,6 +288,18 @@ def test_another_base_model_gets_no_adapter_of_the_one_before_and_takes_none_of_
     assert back.status()["learner"]["last_update"]["verdict"] == "published"
 
 
+def test_settings_that_the_live_version_does_not_follow_are_told_at_the_start(start_light: Any) -> None:
+    daemon = start_light(settings={"learn.batch_ratings": 4})
+    daemon.rate_some(4)
+    daemon.until(lambda: daemon.status()["learner"]["updates_total"] == 1)
+    assert daemon.stop() == 0
+    assert "[lora] asks for" not in daemon.log.read_text()
+    again = start_light(settings={"lora.rank": 4})
+    told = again.log.read_text().partition("[lora] asks for rank 4")[2]
+    assert "v1, which is live, has rank 8" in told
+    assert "promote version 0" in told
+
+
 def test_five_mistakes_in_the_configuration_are_told_at_once(tmp_path: Path) -> None:
     file = tmp_path / "edged.toml"
     file.write_text(

@@ -23,7 +23,7 @@ from engine import protocol
 InBox = Callable[[Callable[[Any], Awaitable[None]]], None]
 
 
-def importer_of(box: Any) -> Importer:
+def importer_of(box: Any, lora: protocol.LoraSettings | None = None) -> Importer:
     return Importer(
         folders=box.folders,
         lineage=box.store.lineage,
@@ -34,7 +34,7 @@ def importer_of(box: Any) -> Importer:
         base=box.SHAPE,
         base_sha256=box.BASE_SHA256,
         base_name="small",
-        profile=box.LORA,
+        lora=lora or box.LORA,
     )
 
 
@@ -115,6 +115,22 @@ def test_an_adapter_full_of_nan_is_sent_back(in_box: InBox, peft_folder: Path) -
         assert (refused.status, refused.code) == (400, "bad_adapter")
         assert "NaN" in refused.message
         assert await box.store.lineage.newest_version() == 0
+
+    in_box(scenario)
+
+
+def test_what_is_live_says_what_can_be_imported_and_not_the_settings(in_box: InBox, tmp_path: Path) -> None:
+    async def scenario(box: Any) -> None:
+        update, job = await box.plan()
+        assert (await box.updater.carry(update, job, None)).verdict == "published"
+        importer = importer_of(box, protocol.LoraSettings(rank=3, alpha=4.0, layers=1))
+        for rank in (2, 3):
+            (tmp_path / f"rank{rank}").mkdir()
+            save_peft(tmp_path / f"rank{rank}", box.make_weights(7, rank=rank), "small")
+        with pytest.raises(Refused, match=r"rank 3 .*, v1, which is live, has rank 2") as caught:
+            await importer.bring(tmp_path / "rank3", box.OPERATOR)
+        assert caught.value.code == "other_profile"
+        assert (await importer.bring(tmp_path / "rank2", box.OPERATOR)).state == "published"
 
     in_box(scenario)
 
