@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 GRACE_S = 3.0  # after the batch's time: the worker's own guard is quicker and tells more
-GONE_S = 10.0  # in which a process that ends itself is gone
+GONE_S = 10.0  # in which a killed process is gone
 HOLD_S = 60.0  # after a judge that could not start
 GIVE_UP_AFTER = 2  # batches in a row that cost the process
 MESSAGE_BYTES = 4 * 1024 * 1024  # of texts and tokens in one message; the link takes four times as much
@@ -110,7 +110,7 @@ class Judging:
         self._numbers = itertools.count(1)
         self._ready = asyncio.Event()
         self._gone = asyncio.Event()
-        self._is_leaving = False  # the process is killed or ends itself, and may still look ready
+        self._is_leaving = False  # the process was killed and may still look ready
         self._fault: protocol.Fault | None = None
         self._held_until = 0.0
         self._held_why = ""
@@ -181,8 +181,8 @@ class Judging:
         """Take a message of the score worker; False if it is neither Judged nor Fitted."""
         match message:
             case protocol.Judged() | protocol.Fitted():
-                if isinstance(message, protocol.Judged) and message.leaving:
-                    self._leave()
+                if isinstance(message, protocol.Judged) and message.stuck:
+                    self._end("its judge did not come back from a batch")
                 self._underway.answer(message.job_id, message)
                 return True
             case _:
@@ -213,7 +213,7 @@ class Judging:
             Judgement(episode_id=item.episode_id, reward=reward, reason=reason)
             for item, reward, reason in zip(group, answer.rewards, answer.reasons, strict=True)
         ]
-        return judgements, answer.leaving
+        return judgements, answer.stuck
 
     def _failed(self, group: Sequence[protocol.JudgeItem], reason: str, detail: str) -> list[Judgement]:
         log.warning("%d answers could not be judged (%s): %s", len(group), reason, detail)
@@ -287,16 +287,13 @@ class Judging:
             raise
 
     def _end(self, why: str) -> None:
-        self._leave()
-        self._engine.kill(why)
-
-    def _leave(self) -> None:
-        """From here until the kernel reports its end, the process takes no job."""
+        """Kill the process. Until the kernel reports its end it looks ready, and takes no job."""
         self._is_leaving = True
         self._gone.clear()
+        self._engine.kill(why)
 
     async def _until_gone(self) -> None:
-        """Returns once a process that is leaving has left, killed if it does not go by itself."""
+        """Returns once a process that was killed has left."""
         for _ in range(2):
             if not self._is_leaving:
                 return

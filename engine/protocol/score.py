@@ -103,7 +103,7 @@ class Judged(Message):
     """rewards, reasons: one an item, in its order; a reward is None with a reason. seconds: that the source took.
 
     detail: what the first failure was, for people; "" if there was none.
-    leaving: the source has not come back from this batch. A thread cannot be ended, so the process ends itself.
+    stuck: the source has not come back from this batch. A thread cannot be ended, so the process must be.
     """
 
     job_id: str
@@ -111,7 +111,7 @@ class Judged(Message):
     reasons: tuple[JudgeReason | None, ...]
     seconds: float
     detail: str = ""
-    leaving: bool = False
+    stuck: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -243,7 +243,8 @@ def decide(n_ratings: int, measured: HeldOut, *, accuracy_min: float, ratings_mi
         return False, f"{found}; it is used from {accuracy_min:.2f} on"
     needed = 0.5 + LUCK_SE * measured.chance_se
     if measured.accuracy < needed:
-        return False, f"{found}; with so few pairs luck explains anything below {needed:.2f}"
+        luck = "anything" if needed >= 1.0 else f"anything below {needed:.2f}"
+        return False, f"{found}; with so few that differ, luck explains {luck}"
     return True, found
 
 

@@ -1,9 +1,9 @@
 """The score worker's loop: open the reward source, then judge batches as the daemon asks, one at a time.
 
 The source is somebody else's code or a service: it runs in a thread of its own, and whatever it raises is a verdict.
-Out of time, the worker says so and ends, because a thread cannot be ended; the daemon starts a fresh one. A source
-that does not even let this loop turn (native code that keeps the interpreter's lock) is killed by the daemon, a little
-later.
+Out of time, the worker says so and takes no more, because a thread cannot be ended: the daemon kills it and starts a
+fresh one. A source that does not even let this loop turn (native code that keeps the interpreter's lock) is found out
+by the daemon, a little later.
 
 Invariant: every Judge and every Fit is answered once, or the process is gone.
 """
@@ -11,6 +11,7 @@ Invariant: every Judge and every Fit is answered once, or the process is gone.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -27,8 +28,13 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+# numpy's own threads spin while they wait for one another: on a box where anything else runs, two of them fit twenty
+# times slower than one. Read when numpy is loaded; torch has threads of its own.
+ENV_BLAS_THREADS = "OPENBLAS_NUM_THREADS"
+
 # After the deadline that the source knows of: a source that keeps it gets its answers out.
 GRACE_S = 0.5
+END_S = 10.0  # in which the daemon kills a worker that is stuck
 
 
 class StillRunning(Exception):
@@ -44,6 +50,7 @@ def run(link: Link, start: StartScore) -> None:
     """
     if start.idle_class:
         enter_idle_class()
+    os.environ.setdefault(ENV_BLAS_THREADS, "1")
     began = time.monotonic()
     source = link.beat_while(lambda: open_source(start), "opening the judge")
     link.send(Ready(load_s=time.monotonic() - began))
@@ -51,7 +58,7 @@ def run(link: Link, start: StartScore) -> None:
 
 
 def turn(link: Link, source: Source) -> None:
-    """Take messages until Stop; also ends after a batch that the source has not come back from."""
+    """Take messages until Stop, or until the source has not come back from a batch."""
     while True:
         link.beat()
         match link.receive(link.until_next_beat_s()):
@@ -62,8 +69,11 @@ def turn(link: Link, source: Source) -> None:
             case Judge() as message:
                 judged = judge(link, source, message)
                 link.send(judged)
-                if judged.leaving:
-                    log.error("the judge did not come back within %g s; this process ends", message.timeout_s)
+                if judged.stuck:
+                    log.error(
+                        "the judge did not come back within %g s; this process is of no more use", message.timeout_s
+                    )
+                    wait_for_the_end(link)
                     return
             case Fit() as message:
                 link.send(fit(link, source, message))
@@ -75,7 +85,7 @@ def judge(link: Link, source: Source, message: Judge) -> Judged:
     """The source's verdict on a batch; beats go on meanwhile."""
     began = time.monotonic()
     n_items = len(message.items)
-    leaving = False
+    stuck = False
 
     def call() -> Verdict:
         try:
@@ -88,15 +98,24 @@ def judge(link: Link, source: Source, message: Judge) -> Judged:
         found = link.beat_while(lambda: within(message.timeout_s + GRACE_S, call), "judging")
     except StillRunning:
         found = verdict.failed(n_items, "judge_timeout", f"the judge did not come back within {message.timeout_s:g} s")
-        leaving = True
+        stuck = True
     return Judged(
         job_id=message.job_id,
         rewards=found.rewards,
         reasons=found.reasons,
         seconds=time.monotonic() - began,
         detail=found.detail,
-        leaving=leaving,
+        stuck=stuck,
     )
+
+
+def wait_for_the_end(link: Link) -> None:
+    """Leave the end to the daemon: a process that went at once could be seen gone before its last message was read."""
+    until = time.monotonic() + END_S
+    while time.monotonic() < until:
+        link.beat("stuck")
+        if isinstance(link.receive(link.until_next_beat_s()), Stop):
+            return
 
 
 def fit(link: Link, source: Source, message: Fit) -> Fitted:

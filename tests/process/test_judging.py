@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import http.server
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from edged.learn.judging import Judging, JudgingRules
 from edged.system import supervise
 from edged.system.workers import Role, Worker, Workers
 from engine import protocol
+from tests.engine.train.tiny import write_tiny_model
 
 GUARD_S = 120.0  # ten times what the slowest scenario needs
 RULES = JudgingRules(clip=1.0, batch=4, timeout_s=60.0, fitted_ratings_min=32, fitted_accuracy_min=0.65)
@@ -25,7 +26,8 @@ HASTE = dataclasses.replace(RULES, timeout_s=0.3)
 LIMITS = supervise.Limits(start_timeout_s=60.0, hang_timeout_s=60.0, stop_timeout_s=5.0, backoff_first_s=0.05)
 BY_ORDER = protocol.FunctionSource(entry_point="judges:by_order", folder=str(Path(__file__).parent))
 
-Source = protocol.FunctionSource | protocol.HttpSource
+Source = protocol.FunctionSource | protocol.HttpSource | protocol.FittedSource
+Ratings = Callable[[], Awaitable[Sequence[protocol.RatedTokens]]]
 
 
 @dataclasses.dataclass
@@ -73,7 +75,7 @@ def make_item(answer: str, episode_id: int) -> protocol.JudgeItem:
 
 
 @contextlib.asynccontextmanager
-async def opened(folder: Path, source: Source) -> AsyncIterator[Bench]:
+async def opened(folder: Path, source: Source, ratings: Ratings | None) -> AsyncIterator[Bench]:
     workers = Workers(folder)
     start = protocol.StartScore(source=source, threads=1, device="cpu", idle_class=False)
     worker = workers.add(
@@ -88,7 +90,7 @@ async def opened(folder: Path, source: Source) -> AsyncIterator[Bench]:
             on_fault=lambda fault: bench.judging.fault(fault),
         )
     )
-    judging = Judging(worker, rules=lambda: bench.rules, start_timeout_s=60.0)
+    judging = Judging(worker, rules=lambda: bench.rules, start_timeout_s=60.0, ratings=ratings)
     bench = Bench(judging, worker, RULES, [])
     workers.open()
     try:
@@ -97,9 +99,11 @@ async def opened(folder: Path, source: Source) -> AsyncIterator[Bench]:
         await workers.close()
 
 
-def run(folder: Path, source: Source, scenario: Callable[[Bench], Awaitable[None]]) -> None:
+def run(
+    folder: Path, source: Source, scenario: Callable[[Bench], Awaitable[None]], ratings: Ratings | None = None
+) -> None:
     async def main() -> None:
-        async with asyncio.timeout(GUARD_S), opened(folder, source) as bench:
+        async with asyncio.timeout(GUARD_S), opened(folder, source, ratings) as bench:
             await scenario(bench)
 
     asyncio.run(main())
@@ -125,11 +129,11 @@ def test_a_function_judges_and_its_mistakes_are_reasons_while_the_process_lives_
     run(tmp_path, BY_ORDER, scenario)
 
 
-def test_a_function_that_sleeps_costs_its_batch_and_the_process_ends_itself(tmp_path: Path) -> None:
+def test_a_function_that_sleeps_costs_its_batch_and_its_process(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
         assert await bench.judge_in_haste("sleep", "b") == [(None, "judge_timeout")] * 2
         await bench.is_well()
-        assert bench.deaths == ["exit code 0"]
+        assert bench.deaths == ["killed by SIGKILL"]
 
     run(tmp_path, BY_ORDER, scenario)
 
@@ -247,3 +251,45 @@ def test_a_worker_at_rest_is_gone_and_comes_back_when_it_is_needed(tmp_path: Pat
         await bench.is_well()
 
     run(tmp_path, BY_ORDER, scenario)
+
+
+def test_a_fitted_judge_learns_what_ratings_there_are_and_learns_it_again_after_a_kill(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path / "model")
+    fitted = protocol.FittedSource(
+        model_path=str(tmp_path / "model"), base_sha256="5" * 64, cache_folder="unused", dtype="float32"
+    )
+    # Token 10 is liked and token 50 is not, whatever stands around them.
+    known = [
+        protocol.RatedTokens(
+            episode_id=number,
+            prompt_ids=(5, 6),
+            completion_ids=(10 + 40 * (number % 2), 60 + number),
+            rating=(1.0, -1.0)[number % 2],
+        )
+        for number in range(34)
+    ]
+    count = 10
+
+    async def ratings() -> Sequence[protocol.RatedTokens]:
+        return known[:count]
+
+    async def scenario(bench: Bench) -> None:
+        nonlocal count
+        assert await bench.judging.prepare() == "10 rated answers; it is fitted from 32 on"
+        assert await bench.judge("any") == [(None, "judge_not_fitted")]
+        count = len(known)
+        bench.judging.rated()
+        assert await bench.judging.prepare() is None
+        assert bench.judging.report is not None
+        assert (bench.judging.report.n_ratings, bench.judging.report.head) == (34, "logistic")
+        unrated = [dataclasses.replace(make_item("", n), prompt_ids=(5, 6), completion_ids=(n, 95)) for n in (10, 50)]
+        liked, disliked = await bench.judging.judge(unrated)
+        assert liked.reward is not None
+        assert disliked.reward is not None
+        assert liked.reward > 0.0 > disliked.reward
+        bench.worker.kill("the test says so")
+        while not bench.deaths:
+            await asyncio.sleep(0.01)
+        assert await bench.judging.judge(unrated) == [liked, disliked]
+
+    run(tmp_path, fitted, scenario, ratings)

@@ -186,31 +186,52 @@ def test_after_two_batches_that_cost_the_process_the_rest_is_not_tried() -> None
     asyncio.run(scenario())
 
 
-def test_a_worker_that_says_it_is_leaving_gets_nothing_more() -> None:
+def test_a_worker_whose_judge_is_stuck_is_killed_at_its_word() -> None:
     async def scenario() -> None:
         bench = Bench()
-
-        def leave(message: protocol.Judge) -> None:
-            bench.engine.answer(message, rewards=(None, None), reasons=("judge_timeout",) * 2, leaving=True)
-            asyncio.get_running_loop().call_later(0.05, bench.engine.die)
-
-        answers = iter([leave, bench.engine.answer])
+        stuck = {"rewards": (None, None), "reasons": ("judge_timeout",) * 2, "stuck": True}
+        answers = iter([lambda message: bench.engine.answer(message, **stuck), bench.engine.answer])
         bench.engine.on_judge = lambda message: next(answers)(message)
         assert await bench.judge(3) == [(None, "judge_timeout")] * 2 + [(0.5, None)]
-        assert (bench.engine.killed, bench.engine.starts) == ([], 2)
+        assert (len(bench.engine.killed), bench.engine.starts) == (1, 2)
 
     asyncio.run(scenario())
 
 
-def test_a_worker_that_says_it_is_leaving_and_stays_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judging, "GONE_S", 0.05)
+def test_a_worker_that_was_killed_gets_no_batch_until_it_is_gone() -> None:
+    async def scenario() -> None:
+        bench = Bench()
+        at_kill: list[int] = []
+
+        def kill_slowly(why: str) -> None:
+            asyncio.get_running_loop().call_later(0.05, go)
+
+        def go() -> None:
+            at_kill.append(len(bench.engine.sent))
+            bench.engine.die()
+
+        bench.engine.kill = kill_slowly  # type: ignore[method-assign]
+        answers = iter([lambda message: bench.engine.answer(message, stuck=True), bench.engine.answer])
+        bench.engine.on_judge = lambda message: next(answers)(message)
+        await bench.judge(3)
+        assert (at_kill, len(bench.engine.sent)) == ([1], 2)
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_that_a_kill_does_not_end_is_killed_again_and_holds_nothing_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(judging, "GONE_S", 0.02)
 
     async def scenario() -> None:
         bench = Bench()
-        answers = iter([lambda message: bench.engine.answer(message, leaving=True), bench.engine.answer])
+        killed: list[str] = []
+        bench.engine.kill = killed.append  # type: ignore[method-assign]
+        answers = iter([lambda message: bench.engine.answer(message, stuck=True), bench.engine.answer])
         bench.engine.on_judge = lambda message: next(answers)(message)
         assert await bench.judge(3) == [(0.5, None)] * 3
-        assert (len(bench.engine.killed), bench.engine.starts) == (1, 2)
+        assert len(killed) == 3
 
     asyncio.run(scenario())
 

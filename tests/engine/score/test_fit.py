@@ -237,6 +237,7 @@ def test_a_fold_whose_training_part_is_all_equal_is_left_out() -> None:
         (40, HeldOut(0, None, None), False, "all rated the same"),
         (40, HeldOut(100, 0.64, 0.05), False, "0.64 of 100 held-out pairs in the right order; it is used from 0.65 on"),
         (40, HeldOut(40, 0.69, 0.1), False, "luck explains anything below 0.70"),
+        (40, HeldOut(4, 1.0, 0.3), False, "1.00 of 4 held-out pairs in the right order; with so few that differ, luck"),
         (40, HeldOut(100, 0.65, 0.05), True, "0.65 of 100 held-out pairs in the right order"),
         (40, HeldOut(100, 0.2, 0.05), False, "it is used from 0.65 on"),
     ],
