@@ -167,6 +167,12 @@ def _contradictions(settings: Settings) -> list[tuple[set[str], str]]:
     if source in _SOURCE_NEEDS and not getattr(settings.reward, needed := _SOURCE_NEEDS[source]):
         keys = {"reward.source", f"reward.{needed}"}
         found.append((keys, f'reward.{needed}: got "", expected a value: reward.source is "{source}"'))
+    for pins, device in (("serve", "serve_device"), ("actor", "train_device")):
+        pinned, named = getattr(settings.placement, pins), getattr(settings.placement, device)
+        if pinned and named != "auto":
+            keys = {f"placement.{pins}", f"placement.{device}"}
+            line = f"placement.{pins}: got {_shown(pinned)}, expected [] beside placement.{device} ({_shown(named)}): "
+            found.append((keys, line + "one of them says where"))
     for repeated in {str(address) for address in settings.api.listen if settings.api.listen.count(address) > 1}:
         if not repeated.endswith(":0"):
             found.append(({"api.listen"}, f"api.listen: got {_shown(repeated)} twice, expected different addresses"))

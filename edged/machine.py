@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -23,6 +24,12 @@ def train_device(configured: str) -> str:
     return "cuda:0" if Path("/dev/nvidia0").exists() else "cpu"
 
 
+def device_name(number: int, dev: Path = Path("/dev")) -> str:
+    """The device of a number as `edged doctor` lists them: the NVIDIA cards, and behind them the CPU."""
+    n_cards = sum(re.fullmatch(r"nvidia\d+", entry.name) is not None for entry in dev.iterdir())
+    return "cpu" if number == n_cards else f"cuda:{number}"
+
+
 def train_dtype(
     configured: Literal["auto", "bfloat16", "float32"], device: str, cpuinfo: Path = Path("/proc/cpuinfo")
 ) -> Literal["bfloat16", "float32"]:
@@ -35,6 +42,11 @@ def train_dtype(
         if line.startswith("flags"):
             return "bfloat16" if BF16_FLAGS & set(line.split()) else "float32"
     return "float32"
+
+
+def weights_bytes(folder: Path) -> int:
+    """Bytes of the safetensors files in `folder`; 0 if there are none."""
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
 def limit_malloc_arenas(count: int) -> None:

@@ -19,8 +19,10 @@ from edged.learn.probes import PROBES
 from edged.learn.proving import ProvingSettings
 from edged.settings import Settings
 from edged.system.supervise import Limits as WorkerLimits
-from engine import protocol
+from engine import placement, protocol
 
+PROMPT_TOKENS = 128  # of a usual prompt, in what is planned for an answer
+MAX_LANES = 4  # as the trainer has it
 WORKER_STOP_S = 1.5  # an asked worker leaves within a step; then it is killed
 
 
@@ -75,7 +77,7 @@ def start_serve(settings: Settings, model: BaseModel, live: protocol.AdapterRef)
         context_tokens=serve.context_tokens,
         threads=machine.threads(serve.threads),
         probes=PROBES,
-        gpu_layers=gpu_layers(serve.gpu_layers, settings.placement.serve_device),
+        gpu_layers=gpu_layers(serve.gpu_layers, _device(settings.placement.serve, settings.placement.serve_device)),
     )
 
 
@@ -90,7 +92,7 @@ def gpu_layers(configured: int, device: str) -> int:
 def start_train(settings: Settings, model: BaseModel, cache_folder: str) -> protocol.StartTrain:
     """The message that starts a train worker."""
     learn = settings.learn
-    device = machine.train_device(settings.placement.train_device)
+    device = machine.train_device(_device(settings.placement.actor, settings.placement.train_device))
     return protocol.StartTrain(
         model_path=str(model.path),
         base_sha256=model.sha256,
@@ -112,8 +114,8 @@ def judging(settings: Settings) -> JudgingRules:
 
 def start_score(settings: Settings, model: BaseModel, cache_folder: str) -> protocol.StartScore | None:
     """The message that starts a score worker; None if people's ratings are the only rewards."""
-    reward, learn = settings.reward, settings.learn
-    device = machine.train_device(settings.placement.train_device)
+    reward, learn, where = settings.reward, settings.learn, settings.placement
+    device = machine.train_device(_device(where.reward or where.actor, where.train_device))
     source: protocol.FunctionSource | protocol.HttpSource | protocol.ClassifierSource | protocol.FittedSource
     match reward.source:
         case "feedback":
@@ -144,6 +146,68 @@ def start_score(settings: Settings, model: BaseModel, cache_folder: str) -> prot
 def _absolute(folder: str) -> str:
     """The folder whatever the worker's own folder is; "" stays what it is: none."""
     return str(Path(folder).absolute()) if folder else ""
+
+
+def _device(pinned: Sequence[int], configured: str) -> str:
+    """Workers have one device each: the first that is pinned, or what the other key says."""
+    return machine.device_name(pinned[0]) if pinned else configured
+
+
+def placement_request(
+    settings: Settings, model: placement.Model, devices: Sequence[placement.Device]
+) -> placement.Request:
+    """What the settings ask of these devices.
+
+    Raises:
+        BadPin: a device is named that is not among them.
+    """
+    learn, serve, section = settings.learn, settings.serve, settings.placement
+    adapter = lora(settings, model.shape)
+    trains_on = () if section.train_device in ("auto", "cuda") else _numbers_of(section.train_device, devices)
+    on_card = gpu_layers(serve.gpu_layers, _device(section.serve, section.serve_device)) != 0
+    serve_device = section.serve_device if on_card else "cpu"
+    serves_on = () if serve_device in ("auto", "cuda") else _numbers_of(serve_device, devices)
+    runs_on_cpu = section.train_device == "cpu" or all(device.kind == "cpu" for device in devices)
+    sequence_tokens = min(serve.context_tokens, serve.default_max_tokens + PROMPT_TOKENS)
+    return placement.Request(
+        devices=tuple(devices),
+        model=model,
+        serving=placement.Serving(slots=serve.slots, context_tokens=serve.context_tokens),
+        training=placement.Training(
+            dtype=machine.train_dtype(learn.dtype, "cpu" if runs_on_cpu else "cuda"),
+            rank=adapter.rank,
+            layers=adapter.layers,
+            critic=learning(settings, model.shape).ppo.critic,
+            batch_tokens=learn.max_batch * sequence_tokens,
+            sequence_tokens=sequence_tokens,
+            minibatches=learn.minibatches,
+            lanes=min(machine.threads(learn.threads), MAX_LANES),
+        ),
+        reward=_planned_reward(settings),
+        pins=placement.Pins(
+            serve=section.serve or serves_on,
+            actor=section.actor or trains_on,
+            critic=section.critic or trains_on,
+            reference=section.reference or trains_on,
+            reward=section.reward,
+        ),
+    )
+
+
+def _planned_reward(settings: Settings) -> placement.Reward | None:
+    source = settings.reward.source
+    if source == "feedback":
+        return None
+    n_bytes = machine.weights_bytes(Path(settings.reward.classifier)) if source == "classifier" else 0
+    return placement.Reward(source=source, weights_bytes=n_bytes)
+
+
+def _numbers_of(name: str, devices: Sequence[placement.Device]) -> tuple[int, ...]:
+    found = tuple(number for number, device in enumerate(devices) if device.name == name and not device.host)
+    if not found:
+        there = ", ".join(device.label for device in devices)
+        raise placement.BadPin(f"[placement] names {name!r}, which is not there; there are {there}")
+    return found
 
 
 def worker_limits(start_timeout_s: float, hang_timeout_s: float) -> WorkerLimits:

@@ -260,6 +260,13 @@ _DEVICE = r"^(auto|cpu|cuda(:\d{1,2})?)$"
 _DEVICE_EXPECTED = '"auto", "cpu", "cuda" or "cuda:N"'
 
 
+def _pins(description: str) -> Any:
+    return _list_key((), description, expected="a list of device numbers, as in [0, 1]")
+
+
+DeviceNumber = Annotated[int, Field(ge=0, le=63)]
+
+
 class PlacementSection(Section):
     serve_device: str = _key(
         "auto",
@@ -273,6 +280,17 @@ class PlacementSection(Section):
         pattern=_DEVICE,
         expected=_DEVICE_EXPECTED,
     )
+    serve: tuple[DeviceNumber, ...] = _pins(
+        "Device that serves, by the number that `edged doctor` lists; empty: chosen."
+    )
+    actor: tuple[DeviceNumber, ...] = _pins(
+        "Devices that train the actor, by number; today the first does all training."
+    )
+    critic: tuple[DeviceNumber, ...] = _pins(
+        "Devices that train the critic, by number; planned by `edged doctor` only."
+    )
+    reference: tuple[DeviceNumber, ...] = _pins("Devices of the reference, by number; planned by `edged doctor` only.")
+    reward: tuple[DeviceNumber, ...] = _pins("Device of the reward source, by number; empty: where the actor is.")
 
 
 class ApiSection(Section):

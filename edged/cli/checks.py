@@ -15,10 +15,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from edged.cli.connect import refusal_of_socket
+from engine import placement
+
+if TYPE_CHECKING:
+    from edged.settings import Settings
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -265,6 +270,57 @@ def check_gpu() -> Finding:
         found=f"{gpus}; this llama.cpp was built without CUDA",
         advice="install the CUDA toolkit (nvcc), then: make distclean demo",
     )
+
+
+def check_placement(settings: Settings, devices: Sequence[placement.Device] | None = None) -> list[Finding]:
+    """What would run where, in bytes: the plan's summary, each device, each role on it, and what is new when idle.
+
+    Args:
+        devices: instead of this machine's.
+    A model that cannot be read is `check_model`'s finding.
+    """
+    from adapters.errors import AdapterError
+    from adapters.gguf_header import load_header
+    from adapters.llamacpp_format import read_base_shape
+    from edged.base_model import ModelError, find_model
+    from edged.devices import DevicesUnknown, find_devices
+    from edged.resolved import placement_request
+
+    try:
+        file = find_model(settings.model.path)
+        tied = "output.weight" not in load_header(file).tensors
+        model = placement.Model(shape=read_base_shape(file), tied=tied, file_bytes=file.stat().st_size)
+    except (ModelError, AdapterError, ValueError, OSError):
+        return [Finding(name="placement", level="warn", found="not planned: there is no model")]
+    try:
+        request = placement_request(settings, model, find_devices() if devices is None else devices)
+        plans = placement.plan_both(request)
+    except DevicesUnknown as error:
+        found, _, advice = str(error).partition("; ")
+        return [Finding(name="placement", level="warn", found=found, advice=advice)]
+    except placement.BadPin as error:
+        return [Finding(name="placement", level="fail", found=str(error), advice="correct [placement]")]
+    except placement.DoesNotFit as error:
+        found, _, advice = str(error).partition("; ")
+        return [Finding(name="placement", level="warn", found=found, advice=advice)]
+    return _plan_findings(plans)
+
+
+def _plan_findings(plans: placement.Plans) -> list[Finding]:
+    busy, idle = plans.busy, plans.idle
+    planned_only = "" if placement.runs_today(busy) else "planned only: today one process trains, on the actor's first"
+    lines = [f"{placement.summary(busy)}"]
+    for number, device in enumerate(busy.request.devices):
+        lines.append(f"device {number}, {device.label}: {placement.device_line(busy, number)}")
+        for share in busy.shares:
+            if share.device == number:
+                lines.append(f"- {share.role}: {placement.share_line(share)}")
+    if placement.moves(busy, idle) or idle.micro_batch_tokens != busy.micro_batch_tokens:
+        lines.append(f"while nobody asks: {placement.summary(idle)}")
+    return [
+        Finding(name="placement", level="ok", found=line, advice=planned_only if line is lines[0] else "")
+        for line in lines
+    ]
 
 
 def check_socket(socket: Path) -> Finding:

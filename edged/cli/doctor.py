@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def doctor(
     config: ConfigOption = None, state_dir: StateOption = None, model: ModelOption = None, as_json: JsonOption = False
 ) -> None:
-    """Check this machine: model, engine, CPU, memory, disk, GPU. Exit code 1 if something fails."""
+    """Check this machine: model, engine, CPU, memory, disk, GPU, and what would run where. Exit code 1 on a failure."""
     findings: list[checks.Finding] = []
     for finding in _examine(config, model, state_folder(state_dir)):
         findings.append(finding)
@@ -34,15 +34,16 @@ def doctor(
 
 def _examine(config: Path | None, model: str | None, folder: Path) -> Iterator[checks.Finding]:
     from edged.cli import checks
-    from edged.settings import ModelSection
+    from edged.settings import ModelSection, Settings
 
-    model_path = ModelSection().path if model is None else model
+    settings = Settings(model=ModelSection(path=ModelSection().path if model is None else model))
     try:
-        model_path = load(config, overrides(model, None)).model.path
+        settings = load(config, overrides(model, None))
         yield checks.Finding(name="settings", level="ok", found=str(config or "the defaults"))
     except BadConfiguration as error:
         problems = "; ".join(error.message.splitlines())
         yield checks.Finding(name="settings", level="fail", found=problems, advice="repair the file")
+    model_path = settings.model.path
     single: tuple[Callable[[], checks.Finding], ...] = (
         checks.check_python,
         checks.check_sqlite,
@@ -58,6 +59,7 @@ def _examine(config: Path | None, model: str | None, folder: Path) -> Iterator[c
     yield from checks.check_engine()
     yield checks.check_decoding(model_path)
     yield checks.check_gpu()
+    yield from checks.check_placement(settings)
 
 
 def finding_text(finding: checks.Finding) -> str:

@@ -92,6 +92,15 @@ def test_five_mistakes_are_all_told_at_once(tmp_path: Path) -> None:
             "[placement]\ntrain_device = 'gpu'",
             'placement.train_device: got "gpu", expected "auto", "cpu", "cuda" or "cuda:N"',
         ),
+        ("[placement]\nactor = 1", "placement.actor: got 1, expected a list of device numbers, as in [0, 1]"),
+        (
+            "[placement]\ncritic = [0, -1]",
+            "placement.critic: got [0, -1], expected a list of device numbers, as in [0, 1]",
+        ),
+        (
+            "[placement]\nactor = [1]\ntrain_device = 'cpu'",
+            'placement.actor: got [1], expected [] beside placement.train_device ("cpu"): one of them says where',
+        ),
         ("[gate]\nfluency_prompts = []", "gate.fluency_prompts: got [], expected a list of texts that is not empty"),
         ("[api]\nallowed_hosts = 'box'", 'api.allowed_hosts: got "box", expected a list of texts'),
         ("learn = 3", "learn: got 3, expected a section [learn]"),

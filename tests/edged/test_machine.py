@@ -22,6 +22,13 @@ def test_a_configured_device_is_taken_as_it_is() -> None:
     assert machine.train_device("auto") == ("cuda:0" if Path("/dev/nvidia0").exists() else "cpu")
 
 
+def test_a_number_names_a_card_or_behind_them_the_cpu(tmp_path: Path) -> None:
+    assert machine.device_name(0, tmp_path) == "cpu"
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    assert [machine.device_name(number, tmp_path) for number in range(4)] == ["cuda:0", "cuda:1", "cpu", "cuda:3"]
+
+
 @pytest.mark.parametrize(
     ("configured", "device", "flags", "dtype"),
     [

@@ -26,7 +26,7 @@ from edged.settings import (
     ServeSection,
     Settings,
 )
-from engine import protocol
+from engine import placement, protocol
 
 EDGED = Path(resolved.__file__).parent
 SHAPE = BaseShape(arch="llama", n_layers=30, n_embd=576, n_heads=9, n_kv_heads=3, head_dim=64, n_ff=1536, n_vocab=49152)
@@ -186,6 +186,64 @@ def test_the_idle_class_is_for_the_cpu_only() -> None:
 def test_the_blocks_on_the_gpu_follow_the_device_that_serves(device: str, configured: int, gpu_layers: int) -> None:
     settings = Settings(serve=ServeSection(gpu_layers=configured), placement=PlacementSection(serve_device=device))
     assert resolved.start_serve(settings, MODEL, BASE).gpu_layers == gpu_layers
+
+
+def test_a_pinned_worker_is_on_its_first_device() -> None:
+    n_cards = len(list(Path("/dev").glob("nvidia[0-9]")))
+    pinned = Settings(placement=PlacementSection(serve=(n_cards,), actor=(n_cards, 9)))
+    assert resolved.start_train(pinned, MODEL, "/state/cache").device == "cpu"
+    assert resolved.start_serve(pinned, MODEL, BASE).gpu_layers == 0
+    on_card = Settings(placement=PlacementSection(serve=(n_cards + 1,), actor=(n_cards + 1,)))
+    assert resolved.start_train(on_card, MODEL, "/state/cache").device == f"cuda:{n_cards + 1}"
+    assert resolved.start_serve(on_card, MODEL, BASE).gpu_layers == -1
+
+
+PLACED = placement.Model(shape=SHAPE, tied=True, file_bytes=10**8)
+CARD = placement.Device(name="cuda:0", kind="cuda", total_bytes=10**11, free_bytes=10**11)
+CPU = placement.Device(name="cpu", kind="cpu", total_bytes=10**11, free_bytes=10**11)
+
+
+def test_a_plan_is_asked_for_with_the_settings() -> None:
+    settings = Settings(
+        serve=ServeSection(slots=3, context_tokens=1024, default_max_tokens=200),
+        learn=LearnSection(max_batch=20, minibatches=5, threads=7, dtype="float32"),
+        lora=LoraSection(rank=4, layers="all"),
+    )
+    request = resolved.placement_request(settings, PLACED, [CPU])
+    assert request.serving == placement.Serving(slots=3, context_tokens=1024)
+    assert request.training == placement.Training(
+        dtype="float32",
+        rank=4,
+        layers=0,
+        critic="head",
+        batch_tokens=20 * 328,
+        sequence_tokens=328,
+        minibatches=5,
+        lanes=4,
+    )
+
+
+@pytest.mark.parametrize(
+    ("section", "pins"),
+    [
+        (PlacementSection(), placement.Pins(serve=(1,))),
+        (PlacementSection(serve_device="cuda"), placement.Pins()),
+        (PlacementSection(serve_device="cuda:0"), placement.Pins(serve=(0,))),
+        (PlacementSection(train_device="cpu"), placement.Pins(serve=(1,), actor=(1,), critic=(1,), reference=(1,))),
+        (
+            PlacementSection(actor=(0,), critic=(1,), reward=(1,)),
+            placement.Pins(serve=(1,), actor=(0,), critic=(1,), reward=(1,)),
+        ),
+    ],
+)
+def test_the_devices_that_are_set_are_pins_of_the_plan(section: PlacementSection, pins: placement.Pins) -> None:
+    assert resolved.placement_request(Settings(placement=section), PLACED, [CARD, CPU]).pins == pins
+
+
+def test_a_device_that_is_not_there_is_no_plan() -> None:
+    settings = Settings(placement=PlacementSection(train_device="cuda:3"))
+    with pytest.raises(placement.BadPin, match="names 'cuda:3', which is not there; there are cuda:0, cpu"):
+        resolved.placement_request(settings, PLACED, [CARD, CPU])
 
 
 def test_threads_are_chosen_from_the_machine_unless_they_are_set() -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from edged.cli import checks
 from edged.cli.doctor import finding_text
+from edged.settings import ModelSection, PlacementSection, Settings
+from engine import placement
 
 
 def test_an_old_python_fails_and_a_new_one_does_not() -> None:
@@ -56,6 +58,42 @@ def test_one_core_and_little_memory_are_warnings() -> None:
     assert checks.check_memory("MemAvailable:  1000000 kB\n").level == "warn"
     assert checks.check_memory("MemAvailable:  8000000 kB\n").level == "ok"
     assert checks.check_memory("").level == "warn"
+
+
+def test_the_plan_is_told_in_bytes_for_every_role() -> None:
+    box = (placement.Device(name="cpu", kind="cpu", total_bytes=10**10, free_bytes=10**10),)
+    findings = checks.check_placement(Settings(), box)
+    assert {(finding.name, finding.level) for finding in findings} == {("placement", "ok")}
+    assert findings[0].found.startswith("timeslice ")
+    assert findings[0].advice == ""
+    assert findings[1].found.startswith("device 0, cpu: ")
+    for role in ("serve", "actor", "critic", "reference"):
+        assert any(finding.found.startswith(f"- {role}: ") and " bytes: " in finding.found for finding in findings)
+
+
+def test_a_plan_that_nothing_starts_yet_says_so_and_what_is_new_when_idle() -> None:
+    cards = tuple(
+        placement.Device(name=f"cuda:{number}", kind="cuda", total_bytes=10**11, free_bytes=10**11)
+        for number in range(4)
+    )
+    findings = checks.check_placement(Settings(placement=PlacementSection(serve_device="cuda")), cards)
+    assert findings[0].advice.startswith("planned only")
+    assert findings[-1].found.startswith("while nobody asks: data_parallel ")
+
+
+def test_what_does_not_fit_is_told_with_what_would() -> None:
+    box = (placement.Device(name="cpu", kind="cpu", total_bytes=10**9, free_bytes=1_400_000_000),)
+    (finding,) = checks.check_placement(Settings(), box)
+    assert finding.level == "warn"
+    assert "too few" in finding.found
+    assert finding.advice.startswith("this would fit: ")
+    (pinned,) = checks.check_placement(Settings(placement=PlacementSection(critic=(4,))), box)
+    assert (pinned.level, pinned.found) == ("fail", "placement.critic: there is no device 4; there are 0 (cpu)")
+
+
+def test_nothing_is_planned_for_a_model_that_is_not_there() -> None:
+    (finding,) = checks.check_placement(Settings(model=ModelSection(path="nowhere.gguf")), ())
+    assert finding.level == "warn"
 
 
 def test_the_disk_is_measured_where_the_state_folder_would_be_and_left_as_it_was(tmp_path: Path) -> None:

@@ -1,0 +1,48 @@
+"""A plan in words and bytes, for people. Pure."""
+
+from __future__ import annotations
+
+from engine.placement.memory import Share
+from engine.placement.search import Plan
+
+_MODES = {
+    "timeslice": "timeslice (the roles take turns on one base)",
+    "split": "split (critic and reference beside the actor)",
+    "data_parallel": "data_parallel (the actor on several devices)",
+    "sharded": "sharded (the base cut over the devices)",
+}
+
+
+def summary(plan: Plan) -> str:
+    """One line: the mode, the devices that train, whether serving sleeps, and the micro-batch."""
+    devices = plan.request.devices
+    actor = ", ".join(devices[number].label for number in plan.layout.actor)
+    serving = "serving sleeps during updates" if plan.serve_sleeps else "serving goes on during updates"
+    if not plan.layout.serve:
+        serving = "serving is idle"
+    return f"{_MODES[plan.mode]}, actor on {actor}; {serving}; micro-batches of {plan.micro_batch_tokens:,} tokens"
+
+
+def device_line(plan: Plan, number: int) -> str:
+    """What one device needs and has."""
+    device = plan.request.devices[number]
+    free = f"of {device.free_bytes:,} free"
+    return f"{plan.needs[number]:,} bytes at the busiest moment, {free}"
+
+
+def share_line(share: Share) -> str:
+    """A role's bytes by part, largest first."""
+    parts = sorted(share.parts.items(), key=lambda part: -part[1])
+    return f"{share.n_bytes:,} bytes: " + ", ".join(f"{name} {n_bytes:,}" for name, n_bytes in parts)
+
+
+def runs_today(plan: Plan) -> bool:
+    """Whether the trainer can carry the plan out: one process on one device of this machine, with micro-batches of the
+    wanted size, and serving not put to sleep.
+
+    The other plans are what the devices would allow; nothing starts them yet.
+    """
+    training, device = plan.request.training, plan.request.devices[plan.layout.actor[0]]
+    wanted_tokens = max(training.micro_batch_tokens, training.sequence_tokens)
+    is_one_process = plan.mode == "timeslice" and not plan.serve_sleeps and not device.host
+    return is_one_process and plan.micro_batch_tokens == wanted_tokens
