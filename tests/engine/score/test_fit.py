@@ -115,6 +115,18 @@ def test_a_logistic_head_predicts_between_its_two_ratings() -> None:
     assert 0.4 < predicted.max() <= 0.5
 
 
+def test_a_logistic_head_is_shrunk_as_much_as_ridge_would_be() -> None:
+    # Where weights are small, p is 1/2 + score / 4, and both heads solve the same system but for a factor of two.
+    generator = np.random.default_rng(7)
+    features, ratings = generator.normal(size=(40, 30)), np.array([1.0, -1.0] * 20)
+    _, _, standard = fit.standardise(features)
+    penalty = fit.choose_penalty(singular(standard), ratings)
+    ridge, _ = fit.solve_ridge(singular(standard), ratings, penalty)
+    head = fit.fit_head(features, ratings)
+    assert np.abs(head.weights).max() < 0.05
+    np.testing.assert_allclose(head.weights, 2 * ridge, atol=0.02 * np.abs(ridge).max())
+
+
 def test_a_feature_that_never_varies_changes_nothing() -> None:
     generator = np.random.default_rng(3)
     features, ratings = generator.normal(size=(30, 4)), generator.uniform(-1, 1, 30)
