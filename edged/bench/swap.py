@@ -1,23 +1,26 @@
 """20 swaps under load: two versions promoted in turns while 8 clients stream.
 
 A swap's cost is told by the daemon (`swap_ms`: no decode step ran because of it) and seen from outside (the longest
-silence of any stream). An answer is mixed if its chunks name more than one adapter, or another than its episode.
+silence of any stream). An answer is mixed if its chunks name more than one adapter, or another than its episode, or if
+its log-probabilities are not those of the adapter it names (`edged.bench.provenance`): answers are greedy for that.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import httpx
 
 from edged.bench.figures import Figure
+from edged.bench.provenance import TOP_LOGPROBS, Trace, bound, deviation, trace_of
 from edged.bench.serve import PROMPTS
-from edged.bench.session import TEMPERATURE, Session, at_rest, promote, require_adapter
+from edged.bench.session import Session, at_rest, promote, require_adapter
 from edged.cli.connect import checked_json
 from edged.demo.survey import version_of
 
@@ -29,11 +32,36 @@ SWAP_TARGET_MS = 50.0
 PAGE_EPISODES = 1000
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Seen:
+    """A whole answer: the versions that its chunks named, and what it said to which prompt."""
+
+    versions: set[int]
+    prompt: str
+    trace: Trace
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Known:
+    """What each version says to each prompt at rest, and by how much a crowd changes that, in nats."""
+
+    traces: dict[int, dict[str, Trace]]
+    bound_nats: float
+
+    def n_telling(self) -> int:
+        """Prompts to which every two versions say what the bound does not explain."""
+        prompts = next(iter(self.traces.values()))
+        return sum(
+            all(deviation(a[p], b[p]) > self.bound_nats for a, b in itertools.permutations(self.traces.values(), 2))
+            for p in prompts
+        )
+
+
 @dataclasses.dataclass(slots=True)
 class Load:
-    """What the streaming clients saw. versions: of each whole answer, as its chunks named them."""
+    """What the streaming clients saw: each whole answer by its completion id."""
 
-    versions: dict[str, set[int]] = dataclasses.field(default_factory=dict)
+    answers: dict[str, Seen] = dataclasses.field(default_factory=dict)
     failures: list[str] = dataclasses.field(default_factory=list)
     longest_silence_s: float = 0.0
 
@@ -41,8 +69,7 @@ class Load:
 async def measure(session: Session) -> list[Figure]:
     """Figures of swaps under load."""
     version = await require_adapter(session)
-    await promote(session, 0)
-    await at_rest(session)
+    known = await _get_to_know(session, (version, 0))
     first_id = await _newest_episode(session)
     load, stop = Load(), asyncio.Event()
     swap_ms: list[float] = []
@@ -59,14 +86,13 @@ async def measure(session: Session) -> list[Figure]:
     await asyncio.gather(reader, return_exceptions=True)
     await at_rest(session)
     recorded = await _recorded_versions(session, first_id)
-    return figures_of(load, swap_ms, recorded)
+    return figures_of(load, swap_ms, recorded, known)
 
 
-def figures_of(load: Load, swap_ms: list[float], recorded: dict[str, int]) -> list[Figure]:
+def figures_of(load: Load, swap_ms: list[float], recorded: dict[str, int], known: Known) -> list[Figure]:
     """The figures of what the clients saw and the episodes recorded (completion id -> adapter version)."""
-    missing = sum(completion not in recorded for completion in load.versions)
-    mixed = sum(seen != {recorded.get(completion)} for completion, seen in load.versions.items()) - missing
-    answered = f"of {len(load.versions) + len(load.failures)} answers"
+    missing = sum(completion not in recorded for completion in load.answers)
+    answered = f"of {len(load.answers) + len(load.failures)} answers"
     return [
         Figure(
             part="swap",
@@ -94,10 +120,46 @@ def figures_of(load: Load, swap_ms: list[float], recorded: dict[str, int]) -> li
         Figure(
             part="swap", name="answers without episode", unit="", samples=(float(missing),), target=0.0, note=answered
         ),
-        Figure(
-            part="swap", name="answers mixing adapters", unit="", samples=(float(mixed),), target=0.0, note=answered
-        ),
+        _mixed_figure(load, recorded, known),
     ]
+
+
+def _mixed_figure(load: Load, recorded: dict[str, int], known: Known) -> Figure:
+    """It could not be measured if the versions say the same, or if one of them never answered."""
+    mixed = 0
+    answers: dict[int, int] = dict.fromkeys(known.traces, 0)
+    for completion, seen in load.answers.items():
+        if completion not in recorded:
+            continue
+        named = recorded[completion]
+        answers[named] = answers.get(named, 0) + 1
+        reference = known.traces.get(named, {}).get(seen.prompt)
+        mixed += seen.versions != {named} or reference is None or deviation(seen.trace, reference) > known.bound_nats
+    telling = known.n_telling()
+    by_version = ", ".join(f"{count} of v{version}" for version, count in sorted(answers.items()))
+    return Figure(
+        part="swap",
+        name="answers mixing adapters",
+        unit="",
+        samples=(float(mixed),) if telling and all(answers.values()) else (),
+        target=0.0,
+        note=f"{by_version}; {telling} prompts tell them apart by more than {known.bound_nats:.2f} nats",
+    )
+
+
+async def _get_to_know(session: Session, versions: Sequence[int]) -> Known:
+    """Ask every prompt of every version, alone and then all at once; the last of `versions` stays live."""
+    traces: dict[int, dict[str, Trace]] = {}
+    bounds = []
+    for version in versions:
+        await promote(session, version)
+        await at_rest(session)
+        session.show(f"what v{version} says")
+        alone = {prompt: (await _stream(session, prompt, Load())).trace for prompt in PROMPTS}
+        crowd = await asyncio.gather(*(_stream(session, prompt, Load()) for prompt in PROMPTS))
+        traces[version] = alone
+        bounds.append(bound(alone, {seen.prompt: seen.trace for seen in crowd}))
+    return Known(traces, max(bounds))
 
 
 async def _client(session: Session, number: int, load: Load, stop: asyncio.Event) -> None:
@@ -105,22 +167,24 @@ async def _client(session: Session, number: int, load: Load, stop: asyncio.Event
     while not stop.is_set():
         prompt = PROMPTS[(number + turn) % len(PROMPTS)]
         try:
-            await _stream(session, prompt, seed=number * 1000 + turn, load=load)
+            await _stream(session, prompt, load)
         except (httpx.HTTPError, ValueError) as error:
             load.failures.append(f"{type(error).__name__}: {error}")
         turn += 1
 
 
-async def _stream(session: Session, prompt: str, *, seed: int, load: Load) -> None:
+async def _stream(session: Session, prompt: str, load: Load) -> Seen:
     body = {
         "model": "default",
         "messages": [{"role": "user", "content": prompt}],
-        "temperature": TEMPERATURE,
+        "temperature": 0,
         "max_tokens": TOKENS,
-        "seed": seed,
+        "logprobs": True,
+        "top_logprobs": TOP_LOGPROBS,
         "stream": True,
     }
     completion, versions, is_whole = "", set[int](), False
+    content: list[dict[str, Any]] = []
     last_at: float | None = None
     async with session.http.stream("POST", "/v1/chat/completions", json=body) as answer:
         answer.raise_for_status()
@@ -137,9 +201,12 @@ async def _stream(session: Session, prompt: str, *, seed: int, load: Load) -> No
                 raise ValueError(event["error"].get("message", "the stream ended with an error"))
             completion = event["id"]
             versions.add(version_of(event["system_fingerprint"]))
+            for choice in event["choices"]:
+                content += (choice.get("logprobs") or {}).get("content") or []
     if not is_whole:
         raise ValueError("the stream ended before [DONE]")
-    load.versions[completion] = versions
+    load.answers[completion] = Seen(versions, prompt, trace_of(content))
+    return load.answers[completion]
 
 
 async def _data_lines(answer: httpx.Response) -> AsyncIterator[str]:

@@ -51,6 +51,7 @@ class LearningRun:
     shuffled: list[Said]
     logprob: dict[str, float]
     updates: list[dict[str, Any]]
+    shuffled_updates: list[dict[str, Any]]
     state: Path
 
 
@@ -157,8 +158,9 @@ def learning_run(start_real: Callable[..., Any]) -> LearningRun:
     random_ = RealDaemon(running)
     random_.learn(shuffle=True)
     shuffled = random_.ask(held_out * SAMPLES, 20_000)
+    shuffled_updates = running.client.get("/v1/updates").json()["data"]
     assert running.stop() == 0
-    return LearningRun(before, after, shuffled, logprob, updates, root_of(running))
+    return LearningRun(before, after, shuffled, logprob, updates, shuffled_updates, root_of(running))
 
 
 def root_of(running: Any) -> Path:

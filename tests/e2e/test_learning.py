@@ -15,6 +15,8 @@ pytestmark = [pytest.mark.real_model, pytest.mark.timeout(1800)]
 
 FLUENCY_NATS = 0.3
 SHARE_OF_BASE = 0.2
+DUPLICATES_MORE = 0.1  # of the answers; docs/benchmarks.md says why not a share of the base's
+CONTROL_UPDATES_MIN = 3
 SHORT_WORDS = 36  # a rating above 0
 
 
@@ -41,6 +43,12 @@ def test_shuffled_ratings_move_the_answers_less_than_a_third_as_far(learning_run
     assert by_chance < learned / 3
 
 
+def test_the_shuffled_ratings_were_learned_from_too(learning_run: Any) -> None:
+    published = [u["version"] for u in learning_run.shuffled_updates if u["verdict"] == "published"]
+    assert len(published) >= CONTROL_UPDATES_MIN, "answers of the base say nothing of what chance would teach"
+    assert {a.version for a in learning_run.shuffled} == {max(published)}
+
+
 def test_what_was_learned_is_as_plausible_as_what_the_base_says_when_it_is_short(learning_run: Any) -> None:
     short = [a for a in learning_run.before if a.n_words <= SHORT_WORDS and a.finish_reason == "stop"]
     assert len(short) >= 5, "too few short answers of the base to compare with"
@@ -50,11 +58,16 @@ def test_what_was_learned_is_as_plausible_as_what_the_base_says_when_it_is_short
 
 
 def test_what_was_learned_is_as_varied_as_the_base(learning_run: Any) -> None:
-    short = [a.text for a in learning_run.before if a.n_words <= SHORT_WORDS and a.finish_reason == "stop"]
-    after = [a.text for a in learning_run.after]
-    assert distinct_2(after) > (1 - SHARE_OF_BASE) * distinct_2(short)
-    # The base hardly ever says the same twice, so a share of its share would forbid a single repeated "Paris.".
-    assert duplicate_share(after) <= duplicate_share([a.text for a in learning_run.before]) + SHARE_OF_BASE
+    before, after = [a.text for a in learning_run.before], [a.text for a in learning_run.after]
+    n_pairs = min(len(pairs_of(before)), len(pairs_of(after)))  # the more text, the fewer of its pairs are new
+    assert distinct_2(after, n_pairs) > (1 - SHARE_OF_BASE) * distinct_2(before, n_pairs)
+    assert duplicate_share(after) <= duplicate_share(before) + DUPLICATES_MORE
+
+
+def test_answers_that_resemble_each_other_are_less_varied_than_those_that_repeat_nothing() -> None:
+    alike = [f"the answer to this is number {number}" for number in range(20)]
+    assert distinct_2(alike[:1], 6) == 1.0
+    assert distinct_2(alike, len(pairs_of(alike))) < 0.3
 
 
 def test_every_answer_names_a_version_that_was_published(learning_run: Any) -> None:
@@ -73,10 +86,15 @@ def test_each_update_tells_where_its_time_went_and_how_far_it_moved(learning_run
         assert update["metrics"]["gate/canary_gap"] < 0.25
 
 
-def distinct_2(texts: Sequence[str]) -> float:
-    """Different word pairs / word pairs, within answers."""
-    pairs = [list(pairwise(text.lower().split())) for text in texts]
-    return sum(len(set(of_text)) for of_text in pairs) / max(1, sum(map(len, pairs)))
+def pairs_of(texts: Sequence[str]) -> list[tuple[str, str]]:
+    """The word pairs of all answers, one after the other."""
+    return [pair for text in texts for pair in pairwise(text.lower().split())]
+
+
+def distinct_2(texts: Sequence[str], n_pairs: int) -> float:
+    """Different word pairs / word pairs, among the first `n_pairs` of all answers together."""
+    pairs = pairs_of(texts)[:n_pairs]
+    return len(set(pairs)) / len(pairs)
 
 
 def duplicate_share(texts: Sequence[str]) -> float:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -13,6 +16,7 @@ import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +27,16 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from edged.base_model import find_model
+from edged.bench.provenance import TOP_LOGPROBS, Trace, bound, deviation, trace_of
+from edged.bench.serve import PROMPTS
 from edged.machine import train_dtype
+from tests.load import Load, check_nothing_lost
 
 # The first test of a session waits for the learning runs.
 pytestmark = [pytest.mark.real_model, pytest.mark.timeout(1800)]
 
 KILLS = 3
+KILL_WITHIN_S = 12.0  # of the first acknowledged rating: long enough for an update to run
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 
 
@@ -176,50 +184,95 @@ def test_the_trainer_killed_in_the_middle_trains_again_to_the_same_bytes(daemon:
 
 def test_twenty_swaps_under_load_fail_no_request_and_mix_no_answer(daemon: Any) -> None:
     live = daemon.status()["adapter"]["version"]
+    known, bounds = {}, []
+    for version in (0, live):
+        assert daemon.client.post(f"/v1/adapters/{version}/promote", json={}).json()["version"] == version
+        known[version] = {prompt: greedy(daemon, prompt).trace for prompt in PROMPTS}
+        with ThreadPoolExecutor(len(PROMPTS)) as pool:
+            crowd = {said.prompt: said.trace for said in pool.map(lambda prompt: greedy(daemon, prompt), PROMPTS)}
+        bounds.append(bound(known[version], crowd))
+    telling = [
+        prompt
+        for prompt in PROMPTS
+        if deviation(known[0][prompt], known[live][prompt]) > 1.5 * max(bounds)
+        and deviation(known[live][prompt], known[0][prompt]) > 1.5 * max(bounds)
+    ]
+    assert len(telling) >= 2, "what was learned is hardly seen in these answers"
+
     stop = threading.Event()
-    answers: list[tuple[int, str | None, str]] = []
+    answers: list[Greedy] = []
 
-    def load() -> None:
-        body = {"model": "default", "messages": QUESTION, "max_tokens": 12, "temperature": 0.7}
-        while not stop.is_set():
-            answer = daemon.client.post("/v1/chat/completions", json=body)
-            fingerprint = answer.json().get("system_fingerprint") if answer.status_code == 200 else None
-            answers.append((answer.status_code, fingerprint, answer.json().get("id", "")))
+    def load(first: int) -> None:
+        for turn in itertools.count(first):
+            if stop.is_set():
+                return
+            answers.append(greedy(daemon, telling[turn % len(telling)]))
 
-    threads = [threading.Thread(target=load) for _ in range(4)]
+    threads = [threading.Thread(target=load, args=(first,)) for first in range(4)]
     for thread in threads:
         thread.start()
     for swap in range(20):
-        wanted = 0 if swap % 2 == 0 else live
+        wanted, before = (0, live)[swap % 2], len(answers)
         assert daemon.client.post(f"/v1/adapters/{wanted}/promote", json={}).json()["version"] == wanted
+        daemon.until(lambda wanted=wanted, before=before: wanted in {said.version for said in answers[before:]})
     stop.set()
     for thread in threads:
         thread.join()
-    assert {status for status, _, _ in answers} == {200}
-    assert {fingerprint[-3:] for _, fingerprint, _ in answers if fingerprint} >= {"-v0"}
+    assert {said.status for said in answers} == {200}
+    assert {said.version for said in answers} == {0, live}
     recorded = {e["completion_id"]: e["adapter_version"] for e in episodes(daemon)}
-    for _, fingerprint, completion_id in answers:
-        assert fingerprint is not None
-        assert fingerprint.endswith(f"-v{recorded[completion_id]}")
+    for said in answers:
+        assert said.version == recorded[said.completion_id]
+        # Names come from one place; the log-probabilities say which weights computed them.
+        assert deviation(said.trace, known[said.version][said.prompt]) <= max(bounds)
 
 
-def test_three_kills_of_the_real_daemon_under_load_lose_nothing(
+@dataclasses.dataclass(frozen=True)
+class Greedy:
+    """A greedy answer with its log-probabilities."""
+
+    status: int
+    prompt: str
+    completion_id: str
+    version: int
+    trace: Trace
+
+
+def greedy(daemon: Any, prompt: str) -> Greedy:
+    body = {
+        "model": "default",
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": 12,
+        "temperature": 0,
+        "logprobs": True,
+        "top_logprobs": TOP_LOGPROBS,
+    }
+    answer = daemon.client.post("/v1/chat/completions", json=body)
+    if answer.status_code != 200:
+        return Greedy(answer.status_code, prompt, "", -1, ())
+    completion = answer.json()
+    version = int(completion["system_fingerprint"].rpartition("-v")[2])
+    trace = trace_of(completion["choices"][0]["logprobs"]["content"])
+    return Greedy(200, prompt, completion["id"], version, trace)
+
+
+def test_three_kills_of_the_real_daemon_under_rating_load_lose_nothing_and_double_nothing(
     start_real: Callable[..., Any], learning_run: Any
 ) -> None:
+    chance = random.Random(7)
     acknowledged: list[str] = []
-    cache = learning_run.state / "cache"
-    running = start_real("killed", cache=cache)
+    answered: list[str] = []
+    running = start_real("killed", cache=learning_run.state / "cache")
     for kill in range(KILLS):
-        for index in range(4 + 4 * kill):
-            answer = running.chat(f"Question {index}?", max_tokens=4)
-            acknowledged.append(running.rate(answer["id"], 1.0 if index % 2 else -1.0)["id"])
-        time.sleep(0.2 * kill)
-        running.process.kill()
-        running.process.wait()
+        with Load(running.state / "edged.sock", kill) as load:
+            running.until(lambda load=load: load.acknowledged)
+            time.sleep(chance.uniform(0.0, KILL_WITHIN_S))
+            running.process.kill()
+            running.process.wait()
+        acknowledged += load.acknowledged
+        answered += load.episodes
         running = start_real("killed", state=running.state)
-        stored = running.all_feedback()
-        assert len(stored) == len(set(stored))
-        assert set(acknowledged) <= set(stored)
+        check_nothing_lost(running, acknowledged, answered[-50:])
         live = running.status()["adapter"]["version"]
         assert running.chat(max_tokens=4)["system_fingerprint"].endswith(f"-v{live}")
     assert running.stop() == 0

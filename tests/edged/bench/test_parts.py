@@ -11,6 +11,7 @@ import pytest
 from edged.bench import serve, session, swap
 from edged.bench.figures import Figure
 from edged.bench.loop import median_stages
+from edged.bench.provenance import Step, Trace
 from edged.bench.session import Burst, Session
 from edged.cli.child import DaemonChild
 from edged.cli.connect import Peer, open_async_http
@@ -20,17 +21,48 @@ def by_name(figures: list[Figure]) -> dict[str, float | None]:
     return {figure.name: figure.value for figure in figures}
 
 
+def said(logprob: float) -> Trace:
+    return (Step("Yes", logprob, {"Yes": logprob, "No": -2.0}),)
+
+
+OLD, NEW = said(-0.2), said(-0.9)
+KNOWN = swap.Known({0: {"p": OLD}, 1: {"p": NEW}}, bound_nats=0.1)
+
+
 def test_an_answer_whose_chunks_or_episode_name_another_adapter_is_mixed() -> None:
-    load = swap.Load(versions={"a": {0}, "b": {0, 1}, "c": {1}, "d": {1}})
-    values = by_name(swap.figures_of(load, [3.0, 5.0, 4.0], {"a": 0, "b": 1, "c": 0}))
+    load = swap.Load(
+        answers={
+            "a": swap.Seen({0}, "p", OLD),
+            "b": swap.Seen({0, 1}, "p", NEW),
+            "c": swap.Seen({1}, "p", NEW),
+            "d": swap.Seen({1}, "p", NEW),
+        }
+    )
+    values = by_name(swap.figures_of(load, [3.0, 5.0, 4.0], {"a": 0, "b": 1, "c": 0}, KNOWN))
     assert values["answers mixing adapters"] == 2.0
     assert values["answers without episode"] == 1.0
     assert values["failed answers"] == 0.0
     assert values["swap under load, median of 3"] == 4.0
 
 
+def mixed_among(answers: dict[str, swap.Seen], recorded: dict[str, int], known: swap.Known = KNOWN) -> float | None:
+    return by_name(swap.figures_of(swap.Load(answers), [], recorded, known))["answers mixing adapters"]
+
+
+def test_an_answer_that_other_weights_made_is_mixed_whatever_it_names() -> None:
+    good = {"a": swap.Seen({0}, "p", said(-0.25)), "b": swap.Seen({1}, "p", said(-0.85))}
+    assert mixed_among(good, {"a": 0, "b": 1}) == 0.0
+    assert mixed_among({**good, "c": swap.Seen({1}, "p", OLD)}, {"a": 0, "b": 1, "c": 1}) == 1.0
+
+
+def test_without_answers_of_both_versions_or_a_prompt_that_tells_them_apart_nothing_was_measured() -> None:
+    both = {"a": swap.Seen({0}, "p", OLD), "b": swap.Seen({1}, "p", NEW)}
+    assert mixed_among({"a": both["a"]}, {"a": 0}) is None
+    assert mixed_among(both, {"a": 0, "b": 1}, swap.Known({0: {"p": OLD}, 1: {"p": said(-0.21)}}, 0.1)) is None
+
+
 def test_a_daemon_that_reports_no_swaps_misses_the_target() -> None:
-    figure = swap.figures_of(swap.Load(), [], {})[0]
+    figure = swap.figures_of(swap.Load(), [], {}, KNOWN)[0]
     assert figure.is_met is False
     assert "swap_ms" in figure.note
 
@@ -60,7 +92,7 @@ def test_swaps_under_load_are_measured_against_a_daemon(light_daemon, monkeypatc
     values = by_name(against(light_daemon, swap.measure))
     assert values["failed answers"] == 0.0
     assert values["answers without episode"] == 0.0
-    assert values["answers mixing adapters"] == 0.0
+    assert values["answers mixing adapters"] is None, "the light daemon says the same under every version"
     assert light_daemon.control.live.version == 0
 
 
