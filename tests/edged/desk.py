@@ -1,0 +1,169 @@
+"""An operator at a desk: the real commands on a real store and real adapter files; the workers are light."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adapters.folder import write_adapter_folder
+from adapters.shape import BaseShape
+from adapters.store import folder_name
+from adapters.weights import AdapterWeights
+from edged.control import Operator
+from edged.learn.folders import Folders
+from edged.records import Adapter, Caller, PublishedAdapter
+from edged.refusal import Refused
+from edged.store.store import Store
+from engine import protocol
+
+SHAPE = BaseShape(arch="llama", n_layers=2, n_embd=8, n_heads=2, n_kv_heads=1, head_dim=4, n_ff=12, n_vocab=16)
+OPERATOR = Caller(name="uid:0", scopes=frozenset({"admin"}))
+
+
+class LightLearner:
+    """Keeps what the operator told the learner."""
+
+    def __init__(self) -> None:
+        self.paused: list[bool] = []
+        self.wakes = 0
+        self.answer = (True, "16 new ratings")
+
+    async def ask(self) -> tuple[bool, str]:
+        return self.answer
+
+    def pause(self, paused: bool) -> None:
+        self.paused.append(paused)
+
+    def wake(self) -> None:
+        self.wakes += 1
+
+
+class LightRouter:
+    """Keeps what is served; a test may make it fail."""
+
+    def __init__(self) -> None:
+        self.served: list[tuple[int, str | None]] = []
+        self.failure: Exception | None = None
+
+    async def go_live(self, adapter: protocol.AdapterRef) -> float:
+        if self.failure is not None:
+            raise self.failure
+        self.served.append((adapter.version, adapter.folder))
+        return 1.0
+
+
+class LightImporter:
+    """Keeps what was brought; an adapter from outside is the base."""
+
+    def __init__(self, store: Store, imported: list[tuple[Path, int | None]]) -> None:
+        self._store = store
+        self._imported = imported
+
+    async def bring(self, folder: Path, caller: Caller, *, if_live: int | None = None) -> Adapter:
+        self._imported.append((folder, if_live))
+        return await self._store.lineage.get(0)
+
+
+@dataclasses.dataclass
+class Desk:
+    """An operator and what is around it."""
+
+    root: Path
+    store: Store
+    operator: Operator
+    learner: LightLearner
+    router: LightRouter
+    candidates: asyncio.Lock
+    told: list[tuple[str, dict[str, Any]]]
+    imported: list[tuple[Path, int | None]]
+
+    async def publish(self, base_sha256: str = "b" * 64) -> int:
+        """A new version, live, with its files."""
+        candidate = await self.store.lineage.add_candidate(origin="imported", parent_version=0, caller=OPERATOR)
+        weights = make_weights(candidate.version)
+        folder = self.root / "adapters" / folder_name(candidate.version, weights.sha256())
+        write_adapter_folder(
+            folder,
+            weights,
+            version=candidate.version,
+            parent=None,
+            base_sha256=base_sha256,
+            base_model_name="small",
+            origin="imported",
+            created_at=1.0,
+        )
+        await self.store.lineage.publish(
+            candidate.version,
+            PublishedAdapter(sha256=weights.sha256(), folder=folder.name, metrics={}),
+            caller=OPERATOR,
+        )
+        return candidate.version
+
+
+def make_weights(seed: int) -> AdapterWeights:
+    rng = np.random.default_rng(seed)
+    matrices = {}
+    for module in SHAPE.top_modules(1):
+        n_out, n_in = SHAPE.module_shape(module)
+        a = rng.standard_normal((2, n_in), dtype=np.float32)
+        matrices[module] = (a, rng.standard_normal((n_out, 2), dtype=np.float32))
+    return AdapterWeights(base=SHAPE, rank=2, alpha=4.0, matrices=matrices)
+
+
+async def no_events() -> AsyncIterator[tuple[str, dict[str, Any]]]:
+    return
+    yield
+
+
+def at_desk(root: Path, scenario: Callable[[Desk], Awaitable[None]]) -> None:
+    (root / "adapters").mkdir(exist_ok=True)
+
+    async def main() -> None:
+        store = await Store.open(root / "edged.db", readers=1)
+        learner, router, candidates = LightLearner(), LightRouter(), asyncio.Lock()
+        told: list[tuple[str, dict[str, Any]]] = []
+        imported: list[tuple[Path, int | None]] = []
+
+        def no_parts() -> Any:
+            raise AssertionError("no test here asks for the status")
+
+        operator = Operator(
+            state_folder=root,
+            base=SHAPE,
+            model_name="small",
+            complaint_about=Folders(root, "b" * 64).complaint_about,
+            lineage=store.lineage,
+            update_list=store.updates,
+            audit_log=store.audit,
+            learner=learner,
+            router=router,
+            importer=LightImporter(store, imported),
+            candidates=candidates,
+            parts=no_parts,
+            readiness=lambda: (True, "ready"),
+            subscribe=no_events,
+            announce=lambda name, data: told.append((name, data)),
+        )
+        try:
+            await scenario(Desk(root, store, operator, learner, router, candidates, told, imported))
+        finally:
+            await store.close()
+
+    asyncio.run(main())
+
+
+async def audited(desk: Desk) -> list[str]:
+    """What the audit says was done, newest first."""
+    return [entry.action for entry in await desk.operator.audit(limit=20)]
+
+
+async def refusal(call: Awaitable[object]) -> Refused:
+    with pytest.raises(Refused) as caught:
+        await call
+    return caught.value
