@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from adapters.llamacpp_format import read_base_shape
-from engine.placement import Device, Model, Request, Role, Serving, Share, Training
+from engine.placement import Device, Model, Request, Reward, Role, Serving, Share, Training
 from engine.placement.memory import reward_share, serve_share, train_shares
 
 pytestmark = [pytest.mark.real_model, pytest.mark.full]
@@ -111,5 +111,5 @@ def test_a_reward_model_takes_what_the_plan_says(packaged_model: Path, cache: Pa
     work = SHORT | {"episodes": 0}
     play("reward", packaged_model, cache, tmp_path, work)  # writes the model
     measured = play("reward", packaged_model, cache, tmp_path, work)
-    share = reward_share((tmp_path / "model.safetensors").stat().st_size, CPU, 0)
-    judge(share, measured)
+    reward = Reward(source="classifier", weights_bytes=(tmp_path / "model.safetensors").stat().st_size)
+    judge(reward_share(request_for(packaged_model, work | {"episodes": 1}), reward, 0), measured)
