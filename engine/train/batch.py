@@ -10,54 +10,108 @@ import collections
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 
-from engine.protocol import RatedEpisode
+from engine.protocol import OBJECTIVES, EpisodeTokens, PreferredPair, RatedEpisode, TrainJob
 
 # Tokens, prompts included, that go through the network together. Bounds the activations; large enough that products of
 # a small model are efficient.
 MICRO_BATCH_TOKENS = 640
 
+T = TypeVar("T")
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Selection:
-    """used: the trainable episodes, in the job's order. dropped: reason -> how many were left out."""
+    """What a job's objectives learn from, in the job's order.
 
-    used: tuple[RatedEpisode, ...]
-    dropped: dict[str, int]
+    sampled: rated answers with the log-probabilities of a sampler. unsampled: rated answers without: greedy ones, or
+    with a log-probability missing. dropped: reason -> how many were left out.
+    thumbs_take_all: KTO learns from the sampled ones too, because nothing else in the job does.
+    """
+
+    sampled: tuple[RatedEpisode, ...] = ()
+    unsampled: tuple[RatedEpisode, ...] = ()
+    pairs: tuple[PreferredPair, ...] = ()
+    corrections: tuple[EpisodeTokens, ...] = ()
+    dropped: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    thumbs_take_all: bool = False
+
+    @property
+    def empty(self) -> bool:
+        return not (self.sampled or self.unsampled or self.pairs or self.corrections)
 
 
-def select(episodes: Sequence[RatedEpisode], n_vocab: int) -> Selection:
-    """Sort out what PPO cannot use."""
-    used: list[RatedEpisode] = []
+def select(job: TrainJob, n_vocab: int) -> Selection:
+    """Sort out what no objective of the job can use."""
+    feeds = {OBJECTIVES[name] for name in job.objectives}
+    by_policy, by_thumbs = bool(feeds & {"rated", "groups"}), "thumbs" in feeds
     dropped: collections.Counter[str] = collections.Counter()
+
+    def keep(items: Sequence[T], complaint: Callable[[T], str | None]) -> tuple[T, ...]:
+        kept = []
+        for item in items:
+            if reason := complaint(item):
+                dropped[reason] += 1
+            else:
+                kept.append(item)
+        return tuple(kept)
+
     seen: set[int] = set()
-    for rated in episodes:
-        reason = unusable(rated, n_vocab)
+
+    def about_rated(rated: RatedEpisode) -> str | None:
+        reason = unusable(rated, n_vocab) or (None if by_thumbs else without_sampler(rated.episode))
         if reason is None and rated.episode.episode_id in seen:
             reason = "repeated"
-        if reason is None:
-            seen.add(rated.episode.episode_id)
-            used.append(rated)
-        else:
-            dropped[reason] += 1
-    return Selection(tuple(used), dict(dropped))
+        seen.add(rated.episode.episode_id)
+        return reason
+
+    rated = keep(job.episodes if by_policy or by_thumbs else (), about_rated)
+    return Selection(
+        sampled=tuple(one for one in rated if without_sampler(one.episode) is None),
+        unsampled=tuple(one for one in rated if without_sampler(one.episode) is not None),
+        pairs=keep(job.pairs if "pairs" in feeds else (), lambda pair: unusable_pair(pair, n_vocab)),
+        corrections=keep(
+            job.corrections if "corrections" in feeds else (), lambda episode: malformed(episode, n_vocab)
+        ),
+        dropped=dict(dropped),
+        thumbs_take_all=by_thumbs and not by_policy,
+    )
+
+
+def unusable_pair(pair: PreferredPair, n_vocab: int) -> str | None:
+    """Why a pair cannot be trained on, or None."""
+    if pair.chosen.completion_ids == pair.rejected.completion_ids:
+        return "equal_answers"
+    return malformed(pair.chosen, n_vocab) or malformed(pair.rejected, n_vocab)
 
 
 def unusable(rated: RatedEpisode, n_vocab: int) -> str | None:
-    """Why an episode cannot be trained on, or None. Reasons are stable words, for counters."""
-    episode = rated.episode
+    """Why a rated answer cannot be trained on at all, or None. Reasons are stable words, for counters."""
+    if not math.isfinite(rated.reward):
+        return "reward_not_finite"
+    return malformed(rated.episode, n_vocab)
+
+
+def malformed(episode: EpisodeTokens, n_vocab: int) -> str | None:
+    """What is wrong with an answer's tokens, or None."""
     if not episode.prompt_ids:
         return "no_prompt"
     if not episode.completion_ids:
         return "empty"
     if not all(0 <= token < n_vocab for token in episode.prompt_ids + episode.completion_ids):
         return "unknown_token"
-    if not math.isfinite(rated.reward):
-        return "reward_not_finite"
-    if not (math.isfinite(episode.temperature) and episode.temperature > 0):
+    if not (math.isfinite(episode.temperature) and episode.temperature >= 0):
+        return "bad_temperature"
+    return None
+
+
+def without_sampler(episode: EpisodeTokens) -> str | None:
+    """Why a policy gradient cannot use an answer that is well formed, or None."""
+    if episode.temperature == 0:
         return "greedy"  # no distribution was sampled from
     # Servers report the lowest float for "probability 0", and rounding can give a tiny positive number.
     known = [p for p in episode.logprobs if p is not None and math.isfinite(p) and -1e4 < p < 1e-3]

@@ -1,7 +1,7 @@
-"""The trainer's state between updates, on disk: critic, both optimizers, and nothing random.
+"""The trainer's state between updates, on disk: critic, both optimizers, baseline, and nothing random.
 
     state.safetensors   critic weights, running means of both optimizers
-    state.json          step counts, and which adapter the actor's means belong to
+    state.json          step counts, the baseline, the KL controller, and which adapter the actor's means belong to
 
 The adapter itself is not here: it is published as an adapter folder. A generator needs no state, every update is
 seeded. Writing gives the same bytes for the same state; durability is the caller's (`engine.train.job` fsyncs the
@@ -20,7 +20,8 @@ from safetensors.torch import load_file, save_file
 
 from engine.lora import Lora
 from engine.train.adamw import AdamState
-from engine.train.critic import Critic
+from engine.train.critic import Baseline, Critic
+from engine.train.learner import Learner
 
 STATE_FILE = "state.json"
 TENSORS_FILE = "state.safetensors"
@@ -31,45 +32,61 @@ class CheckpointError(ValueError):
     """Raised when a checkpoint cannot be read or belongs to another adapter or base."""
 
 
-def save_checkpoint(folder: Path, lora: Lora, adam: AdamState, critic: Critic) -> None:
+def save_checkpoint(folder: Path, learner: Learner) -> None:
     """Write both files into the existing `folder`."""
-    tensors = {"critic.weight": critic.weight, "critic.bias": critic.bias}
-    tensors |= _named_state("critic", ["weight", "bias"], critic.adam)
-    tensors |= _named_state("actor", _parameter_names(lora), adam)
+    critic, lora = learner.critic, learner.lora
+    tensors = {f"critic.{name}": tensor for name, tensor in zip(critic.names(), critic.parameters(), strict=True)}
+    tensors |= _named_state("critic", critic.names(), critic.adam)
+    tensors |= _named_state("actor", _parameter_names(lora), learner.adam)
     save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, folder / TENSORS_FILE)
     state = {
         "format": FORMAT,
         "rank": lora.rank,
         "alpha": lora.alpha,
-        "actor_steps": adam.steps,
+        "actor_steps": learner.adam.steps,
+        "critic": critic.kind,
         "critic_steps": critic.adam.steps,
+        "baseline": {"mean": learner.baseline.mean, "useless": learner.baseline.useless},
+        "kl_coef": learner.kl_coef,
     }
     (folder / STATE_FILE).write_text(json.dumps(state, indent=2, sort_keys=True) + "\n")
 
 
-def load_checkpoint(folder: Path, lora: Lora, n_features: int, device: torch.device) -> tuple[AdamState, Critic]:
-    """The state that belongs to `lora`.
+def load_checkpoint(folder: Path, lora: Lora, critic: Critic) -> Learner:
+    """A learner on `lora` with the state that belongs to it.
+
+    Args:
+        critic: a fresh one; it takes over the checkpoint's state in place if that is of its kind, and stays fresh, with
+            no baseline in its stead, if not.
 
     Raises:
         CheckpointError: missing, damaged, or of an adapter with other modules, rank or scale.
     """
+    device = lora.parameters()[0].device
     try:
         state: dict[str, Any] = json.loads((folder / STATE_FILE).read_text())
         tensors = load_file(folder / TENSORS_FILE, device=str(device))
         if state["format"] != FORMAT or (state["rank"], state["alpha"]) != (lora.rank, lora.alpha):
             raise CheckpointError(f"{folder}: made for an adapter of rank {state['rank']} and alpha {state['alpha']}")
         adam = _read_state("actor", _parameter_names(lora), lora.parameters(), tensors, state["actor_steps"])
-        weight, bias = tensors["critic.weight"], tensors["critic.bias"]
-        if weight.shape != (n_features,) or bias.shape != (1,):
-            raise CheckpointError(f"{folder}: the critic has {weight.numel()} inputs, this base gives {n_features}")
-        critic = Critic(
-            weight, bias, _read_state("critic", ["weight", "bias"], [weight, bias], tensors, state["critic_steps"])
-        )
+        baseline = Baseline()
+        if state.get("critic", "head") == critic.kind:
+            _restore_critic(critic, tensors, state["critic_steps"])
+            baseline = Baseline(**state.get("baseline", {}))
+        return Learner(lora, adam, critic, baseline, state.get("kl_coef"))
     except (OSError, ValueError, TypeError, SafetensorError) as error:
         raise CheckpointError(f"{folder}: cannot be read ({error}); train from fresh state") from error
     except KeyError as error:
         raise CheckpointError(f"{folder}: {error.args[0]} is missing; train from fresh state") from error
-    return adam, critic
+
+
+def _restore_critic(critic: Critic, tensors: dict[str, torch.Tensor], steps: int) -> None:
+    for name, parameter in zip(critic.names(), critic.parameters(), strict=True):
+        saved = tensors[f"critic.{name}"]
+        if saved.shape != parameter.shape:
+            raise CheckpointError(f"the critic's {name} is {list(saved.shape)}, expected {list(parameter.shape)}")
+        parameter.copy_(saved)
+    critic.adam = _read_state("critic", critic.names(), critic.parameters(), tensors, steps)
 
 
 def _parameter_names(lora: Lora) -> list[str]:

@@ -1,40 +1,32 @@
-"""The critic: a linear value head on the frozen base's hidden state, fitted apart from the actor.
+"""What PPO asks of a critic, and what keeps it honest: a warm-up, its explained variance, a baseline in its place.
 
-Its features are the stream of the base, adapters off, at two thirds of the depth, normalised, and how long the answer
-is already, which is most of what there is to know of an answer's end. They depend on the tokens only, so they are
-computed once per episode and every step of the critic is a product with a [N, D + 2] matrix. It shares no
-parameter with the actor; neither can disturb the other. float32 throughout, zero at the start (the first value of every
-state is 0, the middle of the rewards' range).
+A critic values the state before each token of an answer; advantages are made of its values. There are two:
+`engine.train.critic_head`, a linear head on features that are computed anyway, and `engine.train.critic_lora`, an
+adapter of its own with a head on top. A critic has its own optimizer and shares no parameter with the actor.
 
-Dimension letters: N states, R states of one answer, D width of the stream.
+Where the values explain less than nothing of the ratings for USELESS_UPDATES updates in a row, the running mean of the
+ratings stands in their place until they do again; the critic goes on learning meanwhile.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from adapters.shape import BaseShape
-from engine.models import Base
+from engine.protocol import PpoSettings
 from engine.train import adamw
-from engine.train.objectives.ppo import value_loss
+from engine.train.objectives.objective import Rollout
 
-# Bring a usual answer's length to the size of the other features, about 1.
-LINEAR_SCALE_TOKENS = 32.0
-LOG_SCALE = 3.0
+if TYPE_CHECKING:
+    from engine.train.scorer import Scorer
 
+Tick = Callable[[], None]
 
-@dataclasses.dataclass(slots=True)
-class Critic:
-    """weight: float32[D + 2]. bias: float32[1]. adam: of both, in this order."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor
-    adam: adamw.AdamState
-
-    def parameters(self) -> list[torch.Tensor]:
-        return [self.weight, self.bias]
+USELESS_UPDATES = 3
+BASELINE_DECAY = 0.9  # of the running mean, an update
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,72 +37,95 @@ class CriticStep:
     grad_norm: float
 
 
-def feature_layer(shape: BaseShape) -> int:
-    """The block whose input is the critic's feature: two thirds up, where an adapter on the top third begins."""
-    return shape.n_layers - max(1, round(shape.n_layers / 3))
+@dataclasses.dataclass(frozen=True, slots=True)
+class Target:
+    """What the critic is fitted to on one answer: values, returns float32[R]; values are its own, before the update."""
+
+    rollout: Rollout
+    values: torch.Tensor
+    returns: torch.Tensor
 
 
-def new_critic(n_features: int, device: torch.device) -> Critic:
-    """A critic that values every state at 0."""
-    weight, bias = torch.zeros(n_features, device=device), torch.zeros(1, device=device)
-    return Critic(weight, bias, adamw.new_adam_state([weight, bias]))
+class Critic(Protocol):
+    """`adam` is the state of the optimizer of `parameters()`; `names()` are theirs, for a checkpoint."""
+
+    kind: str
+    adam: adamw.AdamState
+
+    def parameters(self) -> list[torch.Tensor]: ...
+
+    def names(self) -> list[str]: ...
+
+    def values(self, rollouts: Sequence[Rollout], scorer: Scorer, tick: Tick) -> list[torch.Tensor]:
+        """float32[R] of each answer."""
+        ...
+
+    def step(
+        self, targets: Sequence[Target], settings: PpoSettings, value_clip: float, scorer: Scorer, tick: Tick
+    ) -> CriticStep:
+        """One optimizer step on the mean clipped value loss of the targets' tokens.
+
+        Args:
+            value_clip: infinity in the warm-up, where there is no earlier value to stay near.
+        """
+        ...
 
 
-def n_features(shape: BaseShape) -> int:
-    """Width of a state's features."""
-    return shape.n_embd + 2
+@dataclasses.dataclass(slots=True)
+class Baseline:
+    """mean: running mean of the ratings. useless: updates in a row in which the critic explained less than nothing."""
+
+    mean: float = 0.0
+    useless: int = 0
+
+    @property
+    def stands_in(self) -> bool:
+        return self.useless >= USELESS_UPDATES
+
+    def note(self, rewards: Sequence[float], explained: float, *, fresh: bool) -> None:
+        """Take in an update's ratings and how much of them the critic had explained beforehand.
+
+        Args:
+            fresh: the critic was fitted to these very ratings just before, so that `explained` says nothing.
+        """
+        if rewards:
+            mean = sum(rewards) / len(rewards)
+            self.mean = mean if fresh else BASELINE_DECAY * self.mean + (1.0 - BASELINE_DECAY) * mean
+        if not fresh:
+            self.useless = self.useless + 1 if explained < 0.0 else 0
 
 
-def state_features(base: Base, layer: int, stream: torch.Tensor) -> torch.Tensor:
-    """float32[R, D + 2]: features of the states before each token of one answer, first to last.
-
-    The stream that enters block `layer`, through that block's own input norm (its learned weights bring the base's few
-    huge channels, which plain normalising would let drown the others, down to size), and the answer's length so far on
-    a linear and on a logarithmic scale.
-
-    Args:
-        stream: float32[R, D].
-    """
-    unit = stream * stream.square().mean(dim=-1, keepdim=True).add(base.config.norm_eps).rsqrt()
-    written = torch.arange(stream.shape[0], device=stream.device, dtype=torch.float32)[:, None]
-    lengths = torch.cat((written / LINEAR_SCALE_TOKENS, torch.log1p(written) / LOG_SCALE), dim=1)
-    return torch.cat((unit * base.blocks[layer].attention_norm.float(), lengths), dim=1)
-
-
-def predict_values(critic: Critic, features: torch.Tensor) -> torch.Tensor:
-    """float32[N]: the value of each state."""
-    return features @ critic.weight + critic.bias
+def warm_up(
+    critic: Critic, settings: PpoSettings, rollouts: Sequence[Rollout], scorer: Scorer, tick: Tick
+) -> dict[str, float]:
+    """Fit a critic that has never stepped to the batch's returns: full-batch steps, no actor involved."""
+    if critic.adam.steps > 0 or settings.critic_warmup_steps == 0 or not rollouts:
+        return {"critic/warmup_steps": 0.0}
+    # The target does not need the critic: with nothing bootstrapped it is the discounted reward still to come.
+    targets = [
+        Target(rollout, torch.zeros_like(rollout.parent), _discounted_rewards(rollout, settings.gamma))
+        for rollout in rollouts
+    ]
+    for _ in range(settings.critic_warmup_steps):
+        critic.step(targets, settings, float("inf"), scorer, tick)
+    return {"critic/warmup_steps": float(settings.critic_warmup_steps)}
 
 
-@torch.no_grad()
-def critic_step(
-    critic: Critic,
-    features: torch.Tensor,
-    old_values: torch.Tensor,
-    returns: torch.Tensor,
-    *,
-    value_clip: float,
-    value_coef: float,
-    learning_rate: float,
-    max_grad_norm: float,
-) -> CriticStep:
-    """One optimizer step on the mean clipped value loss of N states.
-
-    Args:
-        features: float32[N, D + 2]. old_values, returns: float32[N].
-        value_clip: infinity in the warm-up, where there is no earlier value to stay near.
-    """
-    values = predict_values(critic, features).requires_grad_()
-    with torch.enable_grad():
-        loss = value_loss(values, old_values, returns, value_clip).mean()
-        (slope,) = torch.autograd.grad(value_coef * loss, values)
-    gradients = [slope @ features, slope.sum().reshape(1)]
-    norm = adamw.clip_by_norm(gradients, max_grad_norm)
-    adamw.adamw_step(critic.parameters(), gradients, critic.adam, learning_rate=learning_rate, weight_decay=0.0)
-    return CriticStep(float(loss), norm)
+def take_step(
+    parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], adam: adamw.AdamState, settings: PpoSettings
+) -> float:
+    """Clip `gradients` and move `parameters` against them; the gradient's norm before clipping."""
+    norm = adamw.clip_by_norm(gradients, settings.max_grad_norm)
+    adamw.adamw_step(parameters, gradients, adam, learning_rate=settings.critic_learning_rate, weight_decay=0.0)
+    return norm
 
 
 def explained_variance(values: torch.Tensor, returns: torch.Tensor) -> float:
     """1 - Var(returns - values) / Var(returns): 1 is perfect, 0 no better than a constant; 0 for equal returns."""
     spread = float(returns.var(correction=0))
     return 1.0 - float((returns - values).var(correction=0)) / spread if spread > 1e-12 else 0.0
+
+
+def _discounted_rewards(rollout: Rollout, gamma: float) -> torch.Tensor:
+    remaining = torch.arange(rollout.tokens.shape[0] - 1, -1, -1, device=rollout.tokens.device)
+    return rollout.reward * gamma ** remaining.float()

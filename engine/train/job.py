@@ -23,13 +23,28 @@ from adapters.folder import write_adapter_folder
 from adapters.store import publish_folder
 from engine.fault import EngineFault
 from engine.lora import Lora, lora_from_weights, new_lora, weights_of_lora
-from engine.protocol import JOB_FILE, OUT_FOLDER, RESULT_FILE, TrainJob, TrainResult, WireError, from_map, to_map
+from engine.protocol import (
+    JOB_FILE,
+    OBJECTIVES,
+    OUT_FOLDER,
+    RESULT_FILE,
+    LoraSettings,
+    TrainJob,
+    TrainResult,
+    WireError,
+    from_map,
+    to_map,
+)
 from engine.train.adamw import new_adam_state
 from engine.train.batch import select
 from engine.train.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
-from engine.train.critic import n_features, new_critic
+from engine.train.critic import Critic
+from engine.train.critic_head import new_head_critic
+from engine.train.critic_lora import new_lora_critic
+from engine.train.learner import Learner, NotFinite, NothingToLearn
+from engine.train.optimise import Tick
 from engine.train.scorer import Scorer
-from engine.train.update import Learner, NotFinite, Outcome, Tick, run_update
+from engine.train.update import Outcome, run_update
 
 
 class JobFailed(Exception):
@@ -62,6 +77,8 @@ def run_job(folder: Path, scorer: Scorer, base_sha256: str, tick: Tick) -> Train
     scorer.lanes.match_thread()
     try:
         return _train(job, folder, scorer, tick)
+    except NothingToLearn as error:
+        raise JobFailed("batch_empty", f"{folder}: {error}", error.skipped) from error
     except NotFinite as error:
         raise JobFailed("not_finite", f"{folder}: the update met a number that is not finite ({error})") from error
     except AdapterError as error:
@@ -86,9 +103,16 @@ def load_job(folder: Path) -> TrainJob:
     """The job in `folder`. Raises JobFailed (bad_job)."""
     path = folder / JOB_FILE
     try:
-        return from_map(TrainJob, msgpack.unpackb(path.read_bytes()))
+        job = from_map(TrainJob, msgpack.unpackb(path.read_bytes()))
     except (OSError, ValueError, WireError, msgpack.UnpackException) as error:
         raise JobFailed("bad_job", f"{path}: {error}") from error
+    for name, weight in job.objectives.items():
+        if name not in OBJECTIVES or not 0.0 < weight < float("inf"):
+            known = ", ".join(OBJECTIVES)
+            raise JobFailed(
+                "bad_job", f"{path}: objective {name!r} of weight {weight}; known: {known}, weights above 0"
+            )
+    return job
 
 
 def load_result(folder: Path) -> TrainResult:
@@ -101,18 +125,26 @@ def load_result(folder: Path) -> TrainResult:
 
 
 def _train(job: TrainJob, folder: Path, scorer: Scorer, tick: Tick) -> TrainResult:
-    selection = select(job.episodes, scorer.base.config.shape.n_vocab)
-    if not selection.used:
+    selection = select(job, scorer.base.config.shape.n_vocab)
+    if selection.empty:
         reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(selection.dropped.items())) or "none came"
-        raise JobFailed("batch_empty", f"{folder}: no episode can be trained on ({reasons})", selection.dropped)
+        raise NothingToLearn(f"no episode can be trained on ({reasons})", selection.dropped)
     parent = scorer.adapter(job.parent)
     learner = _learner(job, parent, scorer)
-    outcome = run_update(job, selection.used, learner, scorer, tick)
+    outcome = run_update(job, selection, learner, scorer, tick)
     began = time.perf_counter()
     parent_canary = scorer.measure_probes(job.probes, parent, lambda: tick("canary", 0, 0))
     canary = scorer.measure_probes(job.probes, learner.lora, lambda: tick("canary", 0, 0))
     outcome.seconds["canary"] = time.perf_counter() - began
-    return _publish(job, folder, learner, outcome, selection.dropped, (canary, parent_canary), scorer.base.name)
+    return _publish(
+        job,
+        folder,
+        learner,
+        outcome,
+        {**selection.dropped, **outcome.skipped},
+        (canary, parent_canary),
+        scorer.base.name,
+    )
 
 
 def _learner(job: TrainJob, parent: Lora | None, scorer: Scorer) -> Learner:
@@ -122,10 +154,14 @@ def _learner(job: TrainJob, parent: Lora | None, scorer: Scorer) -> Learner:
         lora = new_lora(shape, job.lora, job.seed, device)
     else:
         lora = lora_from_weights(weights_of_lora(parent), device)
+    critic: Critic = new_head_critic(shape, device)
+    if job.ppo.critic == "lora":
+        critic = new_lora_critic(
+            shape, LoraSettings(rank=lora.rank, alpha=lora.alpha, layers=job.lora.layers), job.seed, device
+        )
     if job.checkpoint is None:
-        return Learner(lora, new_adam_state(lora.parameters()), new_critic(n_features(shape), device))
-    adam, critic = load_checkpoint(Path(job.checkpoint), lora, n_features(shape), device)
-    return Learner(lora, adam, critic)
+        return Learner(lora, new_adam_state(lora.parameters()), critic)
+    return load_checkpoint(Path(job.checkpoint), lora, critic)
 
 
 def _publish(
@@ -163,7 +199,7 @@ def _publish(
             created_at=job.created_at,
         )
         (temporary / "checkpoint").mkdir()
-        save_checkpoint(temporary / "checkpoint", learner.lora, learner.adam, learner.critic)
+        save_checkpoint(temporary / "checkpoint", learner)
         (temporary / RESULT_FILE).write_bytes(msgpack.packb(to_map(result)))
         publish_folder(temporary, folder / OUT_FOLDER)
     except BaseException:

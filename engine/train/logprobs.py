@@ -50,6 +50,19 @@ def token_logprobs(
     return logprobs
 
 
+def token_scores(
+    hidden: torch.Tensor, head: torch.Tensor, tokens: torch.Tensor, temperatures: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """float32[N] each: log pi(token), and the entropy of the distribution; both differentiable by `hidden`.
+
+    One product with the head more than `token_logprobs`. Arguments as there.
+    """
+    scores: tuple[torch.Tensor, torch.Tensor] = _TokenScores.apply(  # type: ignore[no-untyped-call]
+        hidden, head, tokens, temperatures
+    )
+    return scores
+
+
 @torch.no_grad()
 def measure_tokens(
     hidden: torch.Tensor, head: torch.Tensor, tokens: torch.Tensor, temperatures: torch.Tensor
@@ -89,9 +102,7 @@ class _TokenLogprobs(torch.autograd.Function):
             total = powers.sum(1, keepdim=True)
             logprobs[rows] = (chosen - highest - total.log())[:, 0]
             if slope is not None:
-                padding = -powers.shape[0] % ROW_STEP
-                weights = F.pad(powers.to(head.dtype), (0, 0, 0, padding))
-                mean_row = torch.mm(weights, head)[: powers.shape[0]] / total
+                mean_row = _weigh_rows(powers, head) / total
                 slope[rows] = ((head[tokens[rows]] - mean_row) / temperature).to(slope.dtype)
         ctx.save_for_backward(slope)
         return logprobs
@@ -100,6 +111,41 @@ class _TokenLogprobs(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         (slope,) = ctx.saved_tensors
         return (grad[:, None] * slope).to(slope.dtype), None, None, None
+
+
+class _TokenScores(torch.autograd.Function):
+    """With p the probabilities: dH / d logits = -p (log p + H)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: torch.Tensor, head: torch.Tensor, tokens: torch.Tensor, temperatures: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        logprobs, entropy = (torch.empty(tokens.shape[0], device=hidden.device) for _ in range(2))
+        slopes = torch.empty_like(hidden), torch.empty_like(hidden)
+        for rows, logits in _logit_chunks(hidden, head):
+            temperature = temperatures[rows, None]
+            logs = torch.log_softmax(logits.div_(temperature), dim=1)
+            chosen, p = tokens[rows], logs.exp()
+            logprobs[rows] = logs.gather(1, chosen[:, None])[:, 0]
+            entropy[rows] = -torch.linalg.vecdot(p, logs)
+            by_logprob = (head[chosen] - _weigh_rows(p, head)) / temperature
+            by_entropy = -_weigh_rows(p * (logs + entropy[rows, None]), head) / temperature
+            for slope, value in zip(slopes, (by_logprob, by_entropy), strict=True):
+                slope[rows] = value.to(slope.dtype)
+        ctx.save_for_backward(*slopes)
+        return logprobs, entropy
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        slopes = ctx.saved_tensors
+        total = sum(grad[:, None] * slope for grad, slope in zip(grads, slopes, strict=True))
+        return total.to(slopes[0].dtype), None, None, None
+
+
+def _weigh_rows(weights: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
+    """[C, D] of weights[C, V]: for each row the weighted sum of the head's rows."""
+    padding = -weights.shape[0] % ROW_STEP
+    return torch.mm(F.pad(weights.to(head.dtype), (0, 0, 0, padding)), head)[: weights.shape[0]]
 
 
 def _logit_chunks(hidden: torch.Tensor, head: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:

@@ -25,7 +25,7 @@ from engine.fault import EngineFault
 from engine.lora import Lora, lora_from_weights
 from engine.models import Base
 from engine.protocol import AdapterRef, EpisodeScore, EpisodeTokens, ProbeTokens
-from engine.train import critic, decoder
+from engine.train import critic_head, decoder
 from engine.train.lanes import Lanes
 from engine.train.logprobs import TokenMeasure, measure_tokens
 
@@ -56,7 +56,7 @@ class Scorer:
         self.base = base
         self.lanes = lanes
         self._usual_first = max(0, n_layers - adapter_layers) if adapter_layers else 0
-        self._feature_layer = critic.feature_layer(base.config.shape)
+        self._feature_layer = critic_head.feature_layer(base.config.shape)
         self._known: collections.OrderedDict[int, _Known] = collections.OrderedDict()
         self._known_bytes = 0
         self._adapters: collections.OrderedDict[int, Lora] = collections.OrderedDict()
@@ -189,7 +189,7 @@ class Scorer:
         lower = decoder.run_blocks(base, decoder.embed(base, ids), packing, None, 0, low)
         upper = decoder.run_blocks(base, lower, packing, None, low, high)
         trunk, at_feature = (lower, upper) if first <= self._feature_layer else (upper, lower)
-        return trunk, critic.state_features(base, self._feature_layer, at_feature[states])
+        return trunk, critic_head.state_features(base, self._feature_layer, at_feature[states])
 
     @torch.no_grad()
     def _measure_one(self, episode: EpisodeTokens, lora: Lora | None) -> TokenMeasure:

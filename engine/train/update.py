@@ -1,12 +1,12 @@
-"""One PPO update, read from top to bottom: a batch of rated answers in, a better adapter and critic out.
+"""One update, read from top to bottom: rated answers, pairs and corrections in, a better adapter and critic out.
 
-    gather      trunk states, parent and reference log-probabilities of every episode (cached where scored ahead)
-    warm up     a fresh critic is fitted to the batch before anything is judged by it; the actor does not move
-    judge       values, advantages (GAE), whitened over the batch
-    optimise    epochs x minibatches: clipped policy loss and KL to the reference on the actor, clipped value loss on
-                the critic; it ends early when the policy has moved `live_kl_max` away from the parent
-    measure     the new policy once more over the whole batch; if it went beyond `live_kl_max` in its last steps, the
-                move is shortened until it did not
+    gather      trunk states, parent and reference log-probabilities of every answer (cached where scored ahead)
+    value       a fresh critic is fitted to the batch before anything is judged by it (the actor does not move); values
+    prepare     each objective of the job makes items with constants of its own (advantages, reference points)
+    optimise    epochs x minibatches: the weighted mean losses of the items on the actor, clipped value loss on the
+                critic; it ends early when the policy has moved `live_kl_max` away from the parent
+    settle      the new policy measured once more over the rated answers; if it went beyond `live_kl_max` in its last
+                steps, the move is shortened until it did not
 
 The result is a pure function of the job, the parent's and the checkpoint's tensors: same bytes on every replay with the
 same threads, whatever was scored ahead. Nothing is written here (`engine.train.job`), and the base never changes.
@@ -24,220 +24,129 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from engine.lora import Lora
-from engine.protocol import PpoSettings, RatedEpisode, TrainJob
-from engine.train import adamw, decoder
-from engine.train.batch import split_micro_batches, split_minibatches
-from engine.train.critic import Critic, critic_step
-from engine.train.logprobs import measure_tokens, token_logprobs
-from engine.train.objectives import ppo
-from engine.train.rollout import Judged, Rollout, batch_metrics, gather, judge, warm_up
+from engine.protocol import TrainJob
+from engine.train.batch import Selection, split_micro_batches
+from engine.train.course import objective_of, prepare
+from engine.train.figures import batch_figures, hindsight, sampler_figures
+from engine.train.forward import completion_states, n_tokens_of, tokens_of
+from engine.train.learner import Learner, NotFinite, NothingToLearn
+from engine.train.logprobs import measure_tokens
+from engine.train.objectives import kl
+from engine.train.objectives.objective import Rollout
+from engine.train.optimise import Tick, is_finite, optimise
+from engine.train.rollout import Gathered, gather
 from engine.train.scorer import Scorer
 
-Tick = Callable[[str, int, int], None]  # stage, done, total
 MAX_SHORTENINGS = 4  # halvings of a move that went too far
-
-
-class NotFinite(Exception):
-    """Raised when a loss or gradient is NaN or infinite: the update is void, nothing of it may be kept."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Learner:
-    """What an update moves, in place: the adapter with its optimizer state, and the critic with its own."""
-
-    lora: Lora
-    adam: adamw.AdamState
-    critic: Critic
+# Of the sampled tokens, after weighting. Below it the weights say more about the samplers than the ratings.
+EFFECTIVE_SHARE_MIN = 0.3
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Outcome:
-    """metrics: finite floats by the field's names. seconds: by stage."""
+    """metrics: finite floats by the field's names. seconds: by stage. skipped: reason -> answers that an objective
+    left out."""
 
     metrics: dict[str, float]
     seconds: dict[str, float]
+    skipped: dict[str, int]
 
 
-def run_update(job: TrainJob, used: Sequence[RatedEpisode], learner: Learner, scorer: Scorer, tick: Tick) -> Outcome:
-    """Train `learner` on `used`.
+def run_update(job: TrainJob, selection: Selection, learner: Learner, scorer: Scorer, tick: Tick) -> Outcome:
+    """Train `learner` on `selection`.
 
     Raises:
+        NothingToLearn: the actor has not moved; its critic may have.
         NotFinite: `learner` is then in an undefined state; throw it away.
         EngineFault: an adapter of an episode cannot be read.
     """
     clock = _Stopwatch()
-    rollouts = gather(job, used, learner.lora, scorer, lambda: tick("gather", 0, len(used)))
+    job = _with_steered_penalty(job, learner)
+    gathered = _gather(job, selection, learner, scorer, tick)
+    metrics = sampler_figures(gathered.sampled.rated, job.ppo.importance_cap) | batch_figures(gathered.answers)
+    _check_effective_share(metrics, len(gathered.sampled.rated))
     clock.lap("gather")
-    critic_metrics = warm_up(job.ppo, rollouts, learner.critic)
-    judged = judge(job.ppo, rollouts, learner.critic)
-    clock.lap("critic")
+    course, figures = prepare(job, gathered, learner, scorer, lambda: tick("value", 0, 0))
+    metrics |= figures
+    clock.lap("value")
     before = [parameter.clone() for parameter in learner.lora.parameters()]
-    step_metrics = optimise(job, judged, learner, scorer, tick)
+    metrics |= optimise(job, course, learner, scorer, tick)
     clock.lap("optimise")
-    final_metrics = settle(job, judged, learner.lora, before, scorer, tick)
+    metrics |= settle(job, gathered.answers, learner.lora, before, scorer, tick)
+    if course.targets:
+        metrics |= hindsight(learner.critic, course.targets, scorer, lambda: tick("measure", 0, 0))
+    metrics |= _steer_penalty(job, learner, metrics)
     clock.lap("measure")
-    metrics = {**batch_metrics(judged, learner.critic), **critic_metrics, **step_metrics, **final_metrics}
-    return Outcome(metrics, clock.seconds)
+    return Outcome(metrics, clock.seconds, dict(course.skipped))
 
 
-def optimise(job: TrainJob, judged: Sequence[Judged], learner: Learner, scorer: Scorer, tick: Tick) -> dict[str, float]:
-    """The epochs. Moves `learner` in place; the figures of the steps. Raises NotFinite."""
-    settings, parameters = job.ppo, learner.lora.parameters()
-    generator = torch.Generator().manual_seed(job.seed)
-    total = settings.epochs * min(settings.minibatches, len(judged))
-    steps: list[dict[str, float]] = []
-    stopped_early = 0.0
-    for _ in range(settings.epochs):
-        for minibatch in split_minibatches(len(judged), settings.minibatches, generator):
-            tick("optimise", len(steps), total)
-            chosen = [judged[i] for i in minibatch]
-            gradients, figures = _actor_gradients(settings, chosen, learner.lora, scorer, tick)
-            if figures["ppo/approx_kl"] > settings.live_kl_max:
-                stopped_early = 1.0
-                break
-            figures["grad_norm"] = adamw.clip_by_norm(gradients, settings.max_grad_norm)
-            if not all(map(_is_finite, figures.values())):
-                raise NotFinite(f"optimizer step {len(steps) + 1} of {total}: {figures}")
-            adamw.adamw_step(
-                parameters,
-                gradients,
-                learner.adam,
-                learning_rate=settings.learning_rate,
-                weight_decay=settings.weight_decay,
-            )
-            figures.update(_critic_figures(settings, chosen, learner.critic))
-            steps.append(figures)
-        if stopped_early:
-            break
-    return {**_summary(steps), "ppo/steps": float(len(steps)), "ppo/stopped_early": stopped_early}
+def _gather(job: TrainJob, selection: Selection, learner: Learner, scorer: Scorer, tick: Tick) -> Gathered:
+    mismatched = any(objective_of(name).uses_mismatched for name in job.objectives)
+    return gather(job, selection, learner.lora, scorer, lambda: tick("gather", 0, 0), mismatched=mismatched)
 
 
-def _critic_figures(settings: PpoSettings, chosen: Sequence[Judged], critic: Critic) -> dict[str, float]:
-    step = critic_step(
-        critic,
-        torch.cat([one.rollout.features for one in chosen]),
-        old_values=torch.cat([one.values for one in chosen]),
-        returns=torch.cat([one.returns for one in chosen]),
-        value_clip=settings.value_clip,
-        value_coef=settings.value_coef,
-        learning_rate=settings.critic_learning_rate,
-        max_grad_norm=settings.max_grad_norm,
-    )
-    if not (_is_finite(step.loss) and _is_finite(step.grad_norm)):
-        raise NotFinite(f"critic: loss {step.loss}, gradient norm {step.grad_norm}")
-    return {"critic/loss": step.loss, "critic/grad_norm": step.grad_norm}
-
-
-def _actor_gradients(
-    settings: PpoSettings, chosen: Sequence[Judged], lora: Lora, scorer: Scorer, tick: Tick
-) -> tuple[list[torch.Tensor], dict[str, float]]:
-    """Gradients of one optimizer step, in the order of the adapter's parameters, and its figures (token means)."""
-    n_tokens = sum(one.rollout.tokens.shape[0] for one in chosen)
-    micro_batches = split_micro_batches([one.rollout.trunk.shape[0] for one in chosen])
-
-    def work(members: list[int]) -> tuple[list[torch.Tensor], torch.Tensor]:
-        return _micro_step(settings, [chosen[i] for i in members], lora, scorer, n_tokens)
-
-    results = scorer.lanes.map(work, micro_batches, lambda: tick("optimise", 0, 0))
-    gradients = results[0][0]
-    sums = results[0][1]
-    for more, figures in results[1:]:
-        for gradient, other in zip(gradients, more, strict=True):
-            gradient.add_(other)
-        sums = torch.cat(((sums[:-1] + figures[:-1]), torch.maximum(sums[-1:], figures[-1:])))
-    names = ("ppo/policy_loss", "kl/reference_loss", "ppo/approx_kl", "ppo/clip_frac", "ppo/ratio_mean")
-    means = dict(zip(names, (sums[:-1] / n_tokens).tolist(), strict=True))
-    return gradients, {**means, "ppo/ratio_max": float(sums[-1])}
-
-
-def _micro_step(
-    settings: PpoSettings, members: Sequence[Judged], lora: Lora, scorer: Scorer, n_tokens: int
-) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Gradients of the members' share of the step, and the sums of its figures (the last entry is a maximum)."""
-    rollouts = [one.rollout for one in members]
-    # Leaves of this lane's own: gradients of one graph must not meet another lane's.
-    leaves = [parameter.detach().requires_grad_() for parameter in lora.parameters()]
-    pairs = zip(leaves[0::2], leaves[1::2], strict=True)
-    own = dataclasses.replace(lora, matrices=dict(zip(lora.matrices, pairs, strict=True)))
-    with torch.enable_grad():
-        logprobs = completion_logprobs(rollouts, own, scorer)
-        old = torch.cat([rollout.parent for rollout in rollouts])
-        policy = ppo.policy_loss(
-            logprobs,
-            old,
-            torch.cat([one.advantages for one in members]),
-            torch.cat([one.weights for one in members]),
-            settings.clip_low,
-            settings.clip_high,
+def _check_effective_share(metrics: dict[str, float], n_answers: int) -> None:
+    share = metrics.get("is/ess", 1.0)
+    if share < EFFECTIVE_SHARE_MIN:
+        raise NothingToLearn(
+            f"after importance weighting the sampled answers are worth {share:.0%} of their tokens, at least "
+            f"{EFFECTIVE_SHARE_MIN:.0%} are wanted: they come from another policy",
+            {"low_effective_share": n_answers},
         )
-        penalty = settings.kl_coef * ppo.kl_k3(logprobs, torch.cat([rollout.reference for rollout in rollouts]))
-        gradients = list(torch.autograd.grad((policy.loss + penalty).sum() / n_tokens, leaves))
-    moved = ppo.kl_k3(logprobs.detach(), old)
-    sums = (policy.loss.detach(), penalty.detach(), moved, policy.clipped.float(), policy.ratio)
-    return gradients, torch.stack([*(one.sum() for one in sums), policy.ratio.max()])
 
 
-def completion_logprobs(rollouts: Sequence[Rollout], lora: Lora, scorer: Scorer) -> torch.Tensor:
-    """float32[N]: log pi of every completion token at its sampling temperature, differentiable by the adapter."""
-    hidden, tokens, temperatures = _completion_states(rollouts, lora, scorer)
-    return token_logprobs(hidden, scorer.base.head, tokens, temperatures)
+def _with_steered_penalty(job: TrainJob, learner: Learner) -> TrainJob:
+    if job.ppo.kl_target is None or learner.kl_coef is None:
+        return job
+    return dataclasses.replace(job, ppo=dataclasses.replace(job.ppo, kl_coef=learner.kl_coef))
 
 
-def _completion_states(
-    rollouts: Sequence[Rollout], lora: Lora, scorer: Scorer
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Through the adapted blocks: hidden[N, D] before each completion token, int64[N] tokens, float32[N]
-    temperatures."""
-    base = scorer.base
-    lengths = [rollout.trunk.shape[0] for rollout in rollouts]
-    stream = decoder.run_blocks(
-        base,
-        torch.cat([r.trunk for r in rollouts]),
-        decoder.pack(base, lengths),
-        lora,
-        scorer.first_layer(lora),
-        base.config.shape.n_layers,
-    )
-    states = torch.cat([one[r.prompt_tokens - 1 : -1] for r, one in zip(rollouts, stream.split(lengths), strict=True)])
-    tokens = torch.cat([r.tokens for r in rollouts])
-    temperatures = torch.cat([torch.full(r.tokens.shape, r.temperature, device=base.device) for r in rollouts])
-    return decoder.final_norm(base, states), tokens, temperatures
+def _steer_penalty(job: TrainJob, learner: Learner, metrics: dict[str, float]) -> dict[str, float]:
+    """The weight of the penalty in the next update, by what this one measured."""
+    if job.ppo.kl_target is None or "kl/reference" not in metrics:
+        return {}
+    learner.kl_coef = kl.adapt(job.ppo.kl_coef, metrics["kl/reference"], job.ppo.kl_target, int(metrics["episodes"]))
+    return {"kl/coef": job.ppo.kl_coef}
 
 
 def settle(
     job: TrainJob,
-    judged: Sequence[Judged],
+    answers: Sequence[Rollout],
     lora: Lora,
     before: Sequence[torch.Tensor],
     scorer: Scorer,
     tick: Tick,
 ) -> dict[str, float]:
-    """Measure the new policy over the batch, and shorten the move while it is beyond `live_kl_max`."""
-    rollouts = [one.rollout for one in judged]
-    parent = torch.cat([rollout.parent for rollout in rollouts])
-    reference = torch.cat([rollout.reference for rollout in rollouts])
+    """Measure the new policy over the rated answers, and shorten the move while it is beyond `live_kl_max`.
+
+    {} without rated answers: on texts that the policy did not write, an estimate of its KL would be none.
+    """
+    if not answers:
+        return {}
+    parent = torch.cat([rollout.parent for rollout in answers])
+    reference = torch.cat([rollout.reference for rollout in answers])
     share = 1.0
     for attempt in range(MAX_SHORTENINGS + 1):
-        logprobs, entropy = measure_policy(rollouts, lora, scorer, tick)
-        kl_live = float(ppo.kl_k3(logprobs, parent).mean())
+        logprobs, entropy = measure_policy(answers, lora, scorer, tick)
+        kl_live = float(kl.k3(logprobs, parent).mean())
         if kl_live <= job.ppo.live_kl_max or attempt == MAX_SHORTENINGS:
             break
         share /= 2
         with torch.no_grad():
             for parameter, start in zip(lora.parameters(), before, strict=True):
                 parameter.lerp_(start, 0.5)
-    if not _is_finite(kl_live):
+    if not is_finite(kl_live):
         raise NotFinite(f"the new policy's log-probabilities: mean KL to the parent is {kl_live}")
     return {
         "kl/live": kl_live,
-        "kl/reference": float(ppo.kl_k3(logprobs, reference).mean()),
+        "kl/reference": float(kl.k3(logprobs, reference).mean()),
         "entropy": float(entropy.mean()),
-        "ppo/move_share": share,
+        "policy/move_share": share,
     }
 
 
@@ -250,36 +159,24 @@ def measure_policy(
 
     def work(members: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         with torch.no_grad():
-            hidden, tokens, temperatures = _completion_states([rollouts[i] for i in members], lora, scorer)
+            chosen = [rollouts[i] for i in members]
+            tokens, temperatures = tokens_of(chosen)
+            hidden = completion_states(chosen, lora, scorer)
             measure = measure_tokens(hidden, scorer.base.head, tokens, temperatures)
         return measure.scaled, measure.entropy
 
     results = scorer.lanes.map(work, micro_batches, lambda: tick("measure", 0, 0))
     pieces: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
     for members, (logprobs, entropy) in zip(micro_batches, results, strict=True):
-        lengths = [rollouts[i].tokens.shape[0] for i in members]
+        lengths = n_tokens_of([rollouts[i] for i in members])
         pieces.update(zip(members, zip(logprobs.split(lengths), entropy.split(lengths), strict=True), strict=True))
     ordered = [pieces[i] for i in range(len(rollouts))]
     return torch.cat([one for one, _ in ordered]), torch.cat([one for _, one in ordered])
 
 
-def _summary(steps: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Means over the steps; the largest ratio; the KLs of the last step, which saw the policy furthest away."""
-    if not steps:
-        return {}
-    summary = {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]}
-    summary["ppo/ratio_max"] = max(step["ppo/ratio_max"] for step in steps)
-    summary["ppo/approx_kl"] = steps[-1]["ppo/approx_kl"]
-    summary["ppo/first_ratio_max"] = steps[0]["ppo/ratio_max"]
-    summary["ppo/first_kl"] = steps[0]["ppo/approx_kl"]
-    return summary
-
-
-def _is_finite(value: float) -> bool:
-    return -float("inf") < value < float("inf")
-
-
 class _Stopwatch:
+    """Seconds of each stage, from one lap to the next."""
+
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self._last = time.perf_counter()

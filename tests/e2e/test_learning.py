@@ -82,7 +82,7 @@ def test_each_update_tells_where_its_time_went_and_how_far_it_moved(learning_run
     for update in published:
         assert {"train", "gate", "publish", "swap", "total"} <= set(update["seconds"])
         assert 0.0 <= update["metrics"]["kl/live"] < 0.5
-        assert abs(update["metrics"]["ppo/first_kl"]) < 0.02
+        assert abs(update["metrics"]["policy/first_kl"]) < 0.02
         assert update["metrics"]["gate/canary_gap"] < 0.25
 
 

@@ -451,7 +451,7 @@ class Train:
         result = protocol.TrainResult(
             job_id=job.job_id,
             version=job.version,
-            metrics={"ppo/approx_kl": 0.01, "kl/live": 0.01, "kl/reference": 0.02, "reward/mean": 0.0},
+            metrics={"policy/approx_kl": 0.01, "kl/live": 0.01, "kl/reference": 0.02, "reward/mean": 0.0},
             seconds={"update": seconds("EDGED_LIGHT_TRAIN_S")},
             dropped={},
             canary=canary(job.version, job.probes),

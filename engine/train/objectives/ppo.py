@@ -1,12 +1,9 @@
-"""The losses of PPO on tokens: clipped policy, clipped value, KL penalty, and the weight for another sampler.
+"""PPO: clipped policy loss, clipped value loss, and the weight for another sampler, with a critic's advantages.
 
 Pure tensor functions on flat tensors, one entry a token; every entry counts (there is no padding, so there is no mask).
-Sums, not means: the caller divides by the token count of the whole optimizer step, which makes the gradient independent
-of how a step is cut into micro-batches.
 
 Sources: PPO arXiv 1707.06347 eq. 7; separate bounds arXiv 2503.14476; bound for negative advantages ("dual clip")
-arXiv 1912.09729; proximal policy apart from the behaviour policy arXiv 2110.00641; k3 is John Schulman's low-variance
-estimate of KL.
+arXiv 1912.09729; proximal policy apart from the behaviour policy arXiv 2110.00641.
 
 Notation: pi is the policy being trained, pi_old the one whose neighbourhood it may not leave, pi_behaviour the one that
 sampled, as the serving engine computed it. Dimension letter: N tokens.
@@ -15,12 +12,16 @@ sampled, as the serving engine computed it. Dimension letter: N tokens.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import torch
 
+from engine.protocol import TrainJob
+from engine.train.advantages import estimate_advantages, terminal_rewards, whiten
+from engine.train.objectives import kl
+from engine.train.objectives.objective import Batch, Item, ItemLoss, Prepared, Rollout, TokenScores
+
 MAX_LOG_RATIO = 20.0  # exp(20) is beyond any clip; larger values only make infinities
-# With a negative advantage and a large ratio the clipped objective has no bound: |loss| <= this * |advantage|.
-NEGATIVE_ADVANTAGE_BOUND = 3.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,18 +47,20 @@ def policy_loss(
     weights: torch.Tensor,
     clip_low: float,
     clip_high: float,
+    dual_clip: float,
 ) -> PolicyLoss:
-    """-w * min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A), bounded for negative A.
+    """-w * min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A), and for negative A at most dual_clip * |A|.
 
     Args:
         logprobs: float32[N], log pi, with gradient.
         old_logprobs, advantages, weights: float32[N], constants.
+        dual_clip: with a negative advantage and a large ratio the clipped objective has no bound of its own.
     """
     ratio = (logprobs - old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     plain = ratio * advantages
     bounded = ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages
     objective = torch.minimum(plain, bounded)
-    floor = NEGATIVE_ADVANTAGE_BOUND * advantages
+    floor = dual_clip * advantages
     objective = torch.where(advantages < 0, torch.maximum(objective, floor), objective)
     clipped = (bounded < plain) | ((advantages < 0) & (plain < floor))
     return PolicyLoss(-weights * objective, ratio.detach(), clipped.detach())
@@ -76,14 +79,80 @@ def value_loss(
     return 0.5 * torch.maximum((values - returns).square(), (bounded - returns).square())
 
 
-def kl_k3(logprobs: torch.Tensor, other_logprobs: torch.Tensor) -> torch.Tensor:
-    """float32[N]: exp(d) - d - 1 with d = log other - log pi: never negative, and on samples of pi its mean is
-    KL(pi || other). Its gradient pulls pi towards `other`."""
-    difference = (other_logprobs - logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    return torch.expm1(difference) - difference
-
-
 def effective_sample_share(weights: torch.Tensor) -> float:
     """(sum w)^2 / (N sum w^2): the share of the tokens that the weighted batch is worth; 1 if all weights are equal."""
     total, squares = float(weights.sum()), float(weights.square().sum())
     return total * total / (weights.numel() * squares) if squares > 0.0 else 0.0
+
+
+def clipped_surrogate(
+    rollout: Rollout, advantages: torch.Tensor, weights: torch.Tensor, scores: TokenScores, job: TrainJob
+) -> ItemLoss:
+    """The clipped policy loss of one answer with the penalty and bonus of the job's settings; its figures.
+
+    Args:
+        advantages, weights: float32[R].
+    """
+    settings = job.ppo
+    policy = policy_loss(
+        scores.logprobs, rollout.parent, advantages, weights, settings.clip_low, settings.clip_high, settings.dual_clip
+    )
+    loss = policy.loss.sum()
+    figures = {"policy_loss": loss.detach(), "clip_frac": policy.clipped.float().sum()}
+    if settings.kl_in == "loss" and settings.kl_coef > 0.0:
+        distance = kl.penalty(settings.kl_estimator, scores.logprobs, rollout.reference).sum()
+        loss = loss + settings.kl_coef * distance
+        figures["kl_loss"] = settings.kl_coef * distance.detach()
+    if scores.entropy is not None:
+        loss = loss - settings.entropy_coef * scores.entropy.sum()
+    return ItemLoss(loss, figures)
+
+
+def token_rewards(rollout: Rollout, job: TrainJob) -> torch.Tensor:
+    """float32[R]: the rating on the last token, and everywhere the penalty for what the parent already is away from
+    the reference, where settings put it into the reward (k1, as in arXiv 1909.08593)."""
+    rewards = terminal_rewards(rollout.tokens.shape[0], rollout.reward).to(rollout.parent.device)
+    if job.ppo.kl_in == "reward":
+        rewards -= job.ppo.kl_coef * (rollout.parent - rollout.reference)
+    return rewards
+
+
+class Ppo:
+    """Advantages by GAE from a critic's values, whitened over the batch."""
+
+    uses_critic = True
+    uses_mismatched = False
+
+    def prepare(self, batch: Batch, job: TrainJob) -> Prepared:
+        settings = job.ppo
+        estimated = [
+            estimate_advantages(token_rewards(rollout, job).cpu(), values.cpu(), settings.gamma, settings.gae_lambda)
+            for rollout, values in zip(batch.rated, batch.values, strict=True)
+        ]
+        whitened = whiten([advantages for advantages, _ in estimated])
+        items = []
+        for rollout, values, (_, returns), advantages in zip(
+            batch.rated, batch.values, estimated, whitened, strict=True
+        ):
+            constants = {
+                "advantages": advantages.to(values.device),
+                "weights": sampler_weights(rollout, job),
+                "values": values,
+                "returns": returns.to(values.device),
+            }
+            items.append(Item((rollout,), constants, rollout.tokens.shape[0]))
+        return Prepared(tuple(items))
+
+    def loss(self, item: Item, scores: Sequence[TokenScores], job: TrainJob) -> ItemLoss:
+        constants = item.constants
+        return clipped_surrogate(item.rollouts[0], constants["advantages"], constants["weights"], scores[0], job)
+
+
+def sampler_weights(rollout: Rollout, job: TrainJob) -> torch.Tensor:
+    """float32[R]: `importance_weights` of an answer; a ValueError if nobody sampled it."""
+    if rollout.behaviour is None:
+        raise ValueError("an answer without its sampler's log-probabilities has no importance weight")
+    return importance_weights(rollout.parent, rollout.behaviour, job.ppo.importance_cap)
+
+
+OBJECTIVE = Ppo()

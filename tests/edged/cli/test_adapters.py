@@ -5,7 +5,7 @@ from __future__ import annotations
 from edged.cli.adapters import SHOWN_FIGURES, version_text
 
 ADAPTER = {"version": 3, "created_at": "2026-01-31T12:00:00Z", "reason": None}
-METRICS = {"reward/mean": -0.28, "kl/live": 0.054388, "ppo/ratio_max": 1.7194, "gate/load_ms": 8.5555}
+METRICS = {"reward/mean": -0.28, "kl/live": 0.054388, "policy/ratio_max": 1.7194, "gate/load_ms": 8.5555}
 
 
 def test_a_version_shows_the_telling_figures_with_what_they_say() -> None:

@@ -37,7 +37,7 @@ async def finish(
         verdict=verdict,
         reason=None if publish else "too far",
         seconds={"train": 1.5},
-        metrics={"ppo/approx_kl": 0.1, "ppo/broken": float("nan")},
+        metrics={"policy/approx_kl": 0.1, "ppo/broken": float("nan")},
         now=20.0,
         publish=publish,
         caller=operator,
@@ -87,7 +87,7 @@ def test_publishing_changes_update_adapter_live_version_and_ratings_together(
         update = await planned(store, [row.id])
         finished = await finish(store, update.id, "published", operator, PUBLISHED)
         assert (finished.state, finished.verdict, finished.finished_at) == ("finished", "published", 20.0)
-        assert (finished.seconds, finished.metrics) == ({"train": 1.5}, {"ppo/approx_kl": 0.1})
+        assert (finished.seconds, finished.metrics) == ({"train": 1.5}, {"policy/approx_kl": 0.1})
         live = store.lineage.live()
         assert (live.version, live.since, live.why, live.caller) == (1, 20.0, "published", operator.name)
         assert (await store.lineage.get(1)).state == "published"
@@ -164,7 +164,7 @@ def test_figures_known_after_the_verdict_are_laid_over_the_others(in_store: InSt
         await finish(store, update.id, "refused", operator)
         measured = await store.updates.measured(update.id, {"swap": 0.25}, {"swap_ms": 3.0, "bad": float("inf")})
         assert measured.seconds == {"train": 1.5, "swap": 0.25}
-        assert measured.metrics == {"ppo/approx_kl": 0.1, "swap_ms": 3.0}
+        assert measured.metrics == {"policy/approx_kl": 0.1, "swap_ms": 3.0}
         assert store.updates.latest_finished() == measured
 
     in_store(scenario)

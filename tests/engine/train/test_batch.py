@@ -9,8 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.protocol import AdapterRef, EpisodeTokens, RatedEpisode
+from engine.protocol import AdapterRef, EpisodeTokens, PreferredPair, RatedEpisode
 from engine.train.batch import select, split_micro_batches, split_minibatches
+from tests.engine.train.tiny import make_job
 
 GOOD = RatedEpisode(
     episode=EpisodeTokens(
@@ -47,9 +48,28 @@ def changed(reward: float = 0.5, **fields: object) -> RatedEpisode:
     ],
 )
 def test_t_tok_3_t_lp_7_an_unusable_episode_is_left_out_and_counted(episode: RatedEpisode, reason: str) -> None:
-    selection = select([GOOD, episode], n_vocab=50)
-    assert selection.used == (GOOD,)
+    selection = select(make_job([GOOD, episode]), n_vocab=50)
+    assert selection.sampled == (GOOD,)
     assert selection.dropped == {reason: 1}
+
+
+def test_thumbs_take_what_nobody_sampled_and_everything_where_no_policy_gradient_does() -> None:
+    greedy = changed(temperature=0.0, episode_id=2)
+    mixed = select(make_job([GOOD, greedy], objectives={"ppo": 1.0, "kto": 0.5}), n_vocab=50)
+    assert (mixed.sampled, mixed.unsampled, mixed.thumbs_take_all) == ((GOOD,), (greedy,), False)
+    alone = select(make_job([GOOD, greedy], objectives={"kto": 1.0}), n_vocab=50)
+    assert (alone.sampled, alone.unsampled, alone.thumbs_take_all) == ((GOOD,), (greedy,), True)
+
+
+def test_pairs_and_corrections_are_taken_only_by_who_feeds_on_them() -> None:
+    other = dataclasses.replace(GOOD.episode, completion_ids=(7,), logprobs=())
+    good, equal = PreferredPair(chosen=other, rejected=GOOD.episode), PreferredPair(chosen=other, rejected=other)
+    empty = dataclasses.replace(other, completion_ids=())
+    fields = {"pairs": (good, equal), "corrections": (other, empty)}
+    both = select(make_job([GOOD], objectives={"dpo": 1.0, "sft": 1.0}, **fields), n_vocab=50)
+    assert (both.sampled, both.pairs, both.corrections) == ((), (good,), (other,))
+    assert both.dropped == {"equal_answers": 1, "empty": 1}
+    assert select(make_job([GOOD], **fields), n_vocab=50).pairs == ()
 
 
 @settings(deadline=None)

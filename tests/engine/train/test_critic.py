@@ -1,47 +1,11 @@
-"""The critic: zero at first, one plain gradient step, and it learns what can be learned."""
+"""What keeps a critic honest: its explained variance, and the baseline that stands in for a useless one."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from engine.train import adamw
-from engine.train.critic import critic_step, explained_variance, new_critic, predict_values
-from engine.train.objectives.ppo import value_loss
-
-CPU = torch.device("cpu")
-SETTINGS = {"value_coef": 0.5, "learning_rate": 0.01, "max_grad_norm": 1.0}
-
-
-def test_t_cr_1_a_new_critic_values_every_state_at_zero() -> None:
-    assert bool((predict_values(new_critic(8, CPU), torch.randn(5, 8)) == 0).all())
-
-
-def test_a_step_is_adamw_on_the_gradient_of_the_clipped_loss() -> None:
-    torch.manual_seed(0)
-    features, old, returns = torch.randn(20, 8), torch.zeros(20), torch.randn(20)
-    critic = new_critic(8, CPU)
-    weight, bias = torch.zeros(8, requires_grad=True), torch.zeros(1, requires_grad=True)
-    state = adamw.new_adam_state([weight, bias])
-    for _ in range(30):
-        loss = value_loss(features @ weight + bias, old, returns, 0.2).mean()
-        gradients = list(torch.autograd.grad(0.5 * loss, [weight, bias]))
-        adamw.clip_by_norm(gradients, 1.0)
-        adamw.adamw_step([weight, bias], gradients, state, learning_rate=0.01, weight_decay=0.0)
-        step = critic_step(critic, features, old, returns, value_clip=0.2, **SETTINGS)
-        assert step.loss == pytest.approx(loss.item(), abs=1e-6)
-    torch.testing.assert_close(critic.weight, weight.detach())
-    torch.testing.assert_close(critic.bias, bias.detach())
-
-
-def test_t_cr_4_a_linear_value_is_learned_and_explains_the_variance() -> None:
-    torch.manual_seed(1)
-    features = torch.randn(300, 8)
-    returns = features @ torch.linspace(-0.5, 0.5, 8) + 0.3
-    critic = new_critic(8, CPU)
-    for _ in range(400):
-        critic_step(critic, features, torch.zeros(300), returns, value_clip=float("inf"), **SETTINGS)
-    assert explained_variance(predict_values(critic, features), returns) > 0.99
+from engine.train.critic import USELESS_UPDATES, Baseline, explained_variance
 
 
 def test_explained_variance_of_a_constant_is_zero_and_of_equal_returns_defined() -> None:
@@ -49,3 +13,17 @@ def test_explained_variance_of_a_constant_is_zero_and_of_equal_returns_defined()
     assert explained_variance(torch.zeros(3), returns) == pytest.approx(0.0)
     assert explained_variance(-returns, returns) < 0
     assert explained_variance(torch.zeros(3), torch.ones(3)) == 0.0
+
+
+def test_t_cr_4_a_critic_that_explains_less_than_nothing_for_some_updates_is_stood_in_for() -> None:
+    baseline = Baseline()
+    baseline.note([1.0, 0.0], -5.0, fresh=True)
+    assert (baseline.mean, baseline.useless) == (0.5, 0), "fitted to these ratings just now: no news of the critic"
+    for _ in range(USELESS_UPDATES - 1):
+        baseline.note([1.0], -0.1, fresh=False)
+    assert not baseline.stands_in
+    baseline.note([1.0], -0.1, fresh=False)
+    assert baseline.stands_in
+    assert 0.5 < baseline.mean < 1.0
+    baseline.note([], 0.1, fresh=False)
+    assert not baseline.stands_in

@@ -18,9 +18,9 @@ from engine.lora import Lora
 from engine.models import Base
 from engine.protocol import RatedEpisode, TrainResult
 from engine.train import job as job_module
-from engine.train import update
+from engine.train import optimise
 from engine.train.checkpoint import load_checkpoint
-from engine.train.critic import n_features
+from engine.train.critic_head import new_head_critic
 from engine.train.job import JobFailed, run_job
 from engine.train.lanes import Lanes
 from engine.train.scorer import Scorer
@@ -69,12 +69,12 @@ def test_t_lp_3_at_the_first_step_the_ratio_is_one_and_nothing_is_clipped(
 ) -> None:
     one_step = dataclasses.replace(PPO, epochs=1, minibatches=1)
     metrics = run(write_job(tmp_path / "job", make_job(sample_episodes(12), ppo=one_step)), scorer).metrics
-    assert metrics["ppo/ratio_max"] == pytest.approx(1.0, abs=1e-5)
-    assert metrics["ppo/ratio_mean"] == pytest.approx(1.0, abs=1e-5)
+    assert metrics["policy/ratio_max"] == pytest.approx(1.0, abs=1e-5)
+    assert metrics["policy/ratio_mean"] == pytest.approx(1.0, abs=1e-5)
     assert metrics["ppo/clip_frac"] == 0.0
-    assert metrics["ppo/approx_kl"] == pytest.approx(0.0, abs=1e-9)
-    assert metrics["ppo/first_kl"] == pytest.approx(0.0, abs=1e-9)
-    assert metrics["kl/reference_loss"] == pytest.approx(0.0, abs=1e-9), "T-KL-4: a fresh adapter has no effect"
+    assert metrics["policy/approx_kl"] == pytest.approx(0.0, abs=1e-9)
+    assert metrics["policy/first_kl"] == pytest.approx(0.0, abs=1e-9)
+    assert metrics["ppo/kl_loss"] == pytest.approx(0.0, abs=1e-9), "T-KL-4: a fresh adapter has no effect"
     assert metrics["is/weight_mean"] == pytest.approx(1.0, abs=1e-5)
     assert metrics["grad_norm"] > 0, "T-PPO-7"
 
@@ -86,9 +86,9 @@ def test_t_lp_3_the_ratio_is_one_after_saving_and_loading_an_adapter_too(
     one_step = dataclasses.replace(PPO, epochs=1, minibatches=1)
     job = make_job(sample_episodes(10, adapter=parent), parent=parent, version=2, ppo=one_step)
     metrics = run(write_job(tmp_path / "job", job), scorer).metrics
-    assert metrics["ppo/ratio_max"] == pytest.approx(1.0, abs=1e-5)
-    assert metrics["ppo/first_kl"] == pytest.approx(0.0, abs=1e-9)
-    assert metrics["kl/reference_loss"] > 0
+    assert metrics["policy/ratio_max"] == pytest.approx(1.0, abs=1e-5)
+    assert metrics["policy/first_kl"] == pytest.approx(0.0, abs=1e-9)
+    assert metrics["ppo/kl_loss"] > 0
 
 
 def test_t_is_1_a_replayed_answer_is_weighted_against_its_sampler_and_clipped_against_the_parent(
@@ -104,7 +104,7 @@ def test_t_is_1_a_replayed_answer_is_weighted_against_its_sampler_and_clipped_ag
     weights = torch.cat([(a.scaled - b.scaled).exp() for a, b in zip(new, old, strict=True)]).clamp(max=2.0)
     assert metrics["is/weight_mean"] == pytest.approx(float(weights.mean()), rel=1e-4)
     assert 0.0 < metrics["is/ess"] < 1.0
-    assert metrics["ppo/ratio_max"] == pytest.approx(1.0, abs=1e-5)
+    assert metrics["policy/ratio_max"] == pytest.approx(1.0, abs=1e-5)
     assert metrics["ppo/clip_frac"] == 0.0
     assert metrics["is/on_policy"] == 0.0
     assert "is/engine_gap" not in metrics
@@ -160,9 +160,9 @@ def test_a_move_beyond_live_kl_max_stops_the_epochs_and_is_shortened(
     wild = dataclasses.replace(PPO, learning_rate=0.05, epochs=6, live_kl_max=0.05)
     result = run(write_job(tmp_path / "job", make_job(sample_episodes(16), ppo=wild)), scorer)
     assert result.metrics["kl/live"] <= 0.05
-    assert result.metrics["ppo/stopped_early"] == 1.0
-    assert result.metrics["ppo/steps"] < 12
-    assert result.metrics["ppo/move_share"] < 1.0
+    assert result.metrics["policy/stopped_early"] == 1.0
+    assert result.metrics["policy/steps"] < 12
+    assert result.metrics["policy/move_share"] < 1.0
 
 
 def test_t_cr_2_the_critics_warm_up_leaves_the_actor_bit_identical(
@@ -246,11 +246,10 @@ def test_training_goes_on_from_adapter_and_checkpoint(
     assert metrics["critic/warmup_steps"] == 0
     lora = scorer.adapter(parent)
     assert lora is not None
-    adam, critic = load_checkpoint(
-        second / "out" / "checkpoint", lora, n_features(scorer.base.config.shape), torch.device("cpu")
-    )
-    assert adam.steps == 8
-    assert critic.adam.steps == PPO.critic_warmup_steps + 8
+    fresh = new_head_critic(scorer.base.config.shape, torch.device("cpu"))
+    learner = load_checkpoint(second / "out" / "checkpoint", lora, fresh)
+    assert learner.adam.steps == 8
+    assert learner.critic.adam.steps == PPO.critic_warmup_steps + 8
 
 
 def failing(folder: Path, scorer: Scorer) -> JobFailed:
@@ -286,12 +285,12 @@ def test_dropped_episodes_are_counted_and_the_others_trained_on(
 def test_a_number_that_is_not_finite_voids_the_update(
     scorer: Scorer, sample_episodes: MakeEpisodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = update.completion_logprobs
+    honest = optimise.token_logprobs
 
-    def poisoned(*arguments: object) -> torch.Tensor:
-        return honest(*arguments) * float("nan")  # type: ignore[arg-type]
+    def poisoned(*arguments: torch.Tensor) -> torch.Tensor:
+        return honest(*arguments) * float("nan")
 
-    monkeypatch.setattr(update, "completion_logprobs", poisoned)
+    monkeypatch.setattr(optimise, "token_logprobs", poisoned)
     assert failing(write_job(tmp_path / "job", make_job(sample_episodes(8))), scorer).code == "not_finite"
 
 
@@ -353,4 +352,4 @@ def test_an_adapter_on_more_blocks_than_usual_is_trained_too(
     assert len(weights.matrices) == 4 * 7
     parent = publish_lora(tmp_path / "v1", random_lora(scorer.base, layers=0), 1)
     job = make_job(sample_episodes(8, seed=1, adapter=parent), parent=parent, version=2)
-    assert run(write_job(tmp_path / "next", job), scorer).metrics["ppo/first_kl"] == pytest.approx(0.0, abs=1e-9)
+    assert run(write_job(tmp_path / "next", job), scorer).metrics["policy/first_kl"] == pytest.approx(0.0, abs=1e-9)

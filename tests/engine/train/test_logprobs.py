@@ -72,3 +72,22 @@ def test_no_tokens_give_no_logprobs() -> None:
     empty = torch.empty(0, dtype=torch.int64)
     assert logprobs.token_logprobs(torch.empty(0, D), torch.randn(V, D), empty, torch.empty(0)).shape == (0,)
     assert logprobs.measure_tokens(torch.empty(0, D), torch.randn(V, D), empty, torch.empty(0)).raw.shape == (0,)
+
+
+def test_entropy_and_logprob_have_the_gradients_of_the_plain_formulas() -> None:
+    generator = torch.Generator().manual_seed(4)
+    hidden = torch.randn(7, 16, generator=generator, dtype=torch.float32)
+    head = torch.randn(50, 16, generator=generator)
+    tokens, temperatures = torch.randint(0, 50, (7,), generator=generator), torch.linspace(0.5, 1.5, 7)
+    up = torch.randn(2, 7, generator=generator)
+    one, other = hidden.clone().requires_grad_(), hidden.double().requires_grad_()
+    logps, entropy = logprobs.token_scores(one, head, tokens, temperatures)
+    logs = torch.log_softmax(other @ head.double().t() / temperatures.double()[:, None], 1)
+    plain = logs.gather(1, tokens[:, None])[:, 0], -(logs.exp() * logs).sum(1)
+    torch.testing.assert_close(logps, plain[0].float())
+    torch.testing.assert_close(entropy, plain[1].float())
+    (logps * up[0] + entropy * up[1]).sum().backward()
+    (plain[0] * up[0] + plain[1] * up[1]).sum().backward()
+    assert one.grad is not None
+    assert other.grad is not None
+    torch.testing.assert_close(one.grad, other.grad.float(), rtol=1e-4, atol=1e-5)

@@ -1,0 +1,36 @@
+"""What an update moves, and how it ends without a result."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from engine.lora import Lora
+from engine.train import adamw
+from engine.train.critic import Baseline, Critic
+
+
+class NotFinite(Exception):
+    """Raised when a loss or gradient is NaN or infinite: the update is void, nothing of it may be kept."""
+
+
+class NothingToLearn(Exception):
+    """Raised when no objective of the job can learn from what there is. `skipped`: reason -> answers left out."""
+
+    def __init__(self, message: str, skipped: Mapping[str, int]) -> None:
+        super().__init__(message)
+        self.skipped = dict(skipped)
+
+
+@dataclasses.dataclass(slots=True)
+class Learner:
+    """What an update moves, in place: the adapter with its optimizer state, the critic, and what goes with them.
+
+    kl_coef: where the adaptive controller has brought the penalty's weight; None before its first update.
+    """
+
+    lora: Lora
+    adam: adamw.AdamState
+    critic: Critic
+    baseline: Baseline = dataclasses.field(default_factory=Baseline)
+    kl_coef: float | None = None
