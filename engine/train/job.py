@@ -11,6 +11,8 @@ leaves either a whole result or a job to run again. A job that fails leaves noth
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import shutil
 import time
 from pathlib import Path
@@ -45,6 +47,8 @@ from engine.train.learner import Learner, NotFinite, NothingToLearn
 from engine.train.optimise import Tick
 from engine.train.scorer import Scorer
 from engine.train.update import Outcome, run_update
+
+log = logging.getLogger(__name__)
 
 
 class JobFailed(Exception):
@@ -85,8 +89,6 @@ def run_job(folder: Path, scorer: Scorer, base_sha256: str, tick: Tick) -> Train
         raise JobFailed(error.code, f"{folder}: {error}") from error
     except EngineFault as error:
         raise JobFailed(error.code, f"{folder}: {error.message}") from error
-    except CheckpointError as error:
-        raise JobFailed("bad_job", str(error)) from error
     except OSError as error:
         raise JobFailed(
             "engine_error", f"{folder}: the result cannot be written ({error}); is the disk full?"
@@ -148,20 +150,33 @@ def _train(job: TrainJob, folder: Path, scorer: Scorer, tick: Tick) -> TrainResu
 
 
 def _learner(job: TrainJob, parent: Lora | None, scorer: Scorer) -> Learner:
-    """The parent's adapter to train on (a fresh one on the base), with the checkpoint's state or fresh state."""
+    """The parent's adapter to train on (a fresh one on the base), with the checkpoint's state or fresh state.
+
+    A checkpoint that cannot be read counts as none, and is told of; it is found so again on every replay.
+    """
     shape, device = scorer.base.config.shape, scorer.base.device
     if parent is None:
         lora = new_lora(shape, job.lora, job.seed, device)
     else:
         lora = lora_from_weights(weights_of_lora(parent), device)
-    critic: Critic = new_head_critic(shape, device)
-    if job.ppo.critic == "lora":
-        critic = new_lora_critic(
-            shape, LoraSettings(rank=lora.rank, alpha=lora.alpha, layers=job.lora.layers), job.seed, device
-        )
+    fresh = Learner(lora, new_adam_state(lora.parameters()), _new_critic(job, lora, scorer))
     if job.checkpoint is None:
-        return Learner(lora, new_adam_state(lora.parameters()), critic)
-    return load_checkpoint(Path(job.checkpoint), lora, critic)
+        return fresh
+    try:
+        return load_checkpoint(Path(job.checkpoint), lora, _new_critic(job, lora, scorer))
+    except CheckpointError as error:
+        # The optimizer's means and the critic grow again within a few updates; the ratings would not come again.
+        log.warning("%s", error)
+        return dataclasses.replace(fresh, checkpoint_lost=True)
+
+
+def _new_critic(job: TrainJob, lora: Lora, scorer: Scorer) -> Critic:
+    shape, device = scorer.base.config.shape, scorer.base.device
+    if job.ppo.critic == "head":
+        return new_head_critic(shape, device)
+    # On the same blocks as the actor, because their input is what is cached.
+    size = LoraSettings(rank=lora.rank, alpha=lora.alpha, layers=shape.n_layers - lora.first_layer)
+    return new_lora_critic(shape, size, job.seed, device)
 
 
 def _publish(
@@ -178,7 +193,7 @@ def _publish(
     result = TrainResult(
         job_id=job.job_id,
         version=job.version,
-        metrics={**outcome.metrics, "lora/norm": weights.norm()},
+        metrics={**outcome.metrics, "lora/norm": weights.norm(), "checkpoint/lost": float(learner.checkpoint_lost)},
         seconds=outcome.seconds,
         dropped=dropped,
         canary=tuple(canaries[0]),

@@ -27,6 +27,7 @@ class Learner:
     """What an update moves, in place: the adapter with its optimizer state, the critic, and what goes with them.
 
     kl_coef: where the adaptive controller has brought the penalty's weight; None before its first update.
+    checkpoint_lost: the state that belonged to the adapter could not be read, and everything but the adapter is fresh.
     """
 
     lora: Lora
@@ -34,3 +35,4 @@ class Learner:
     critic: Critic
     baseline: Baseline = dataclasses.field(default_factory=Baseline)
     kl_coef: float | None = None
+    checkpoint_lost: bool = False

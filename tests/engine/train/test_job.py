@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import os
 import shutil
@@ -243,7 +244,7 @@ def test_training_goes_on_from_adapter_and_checkpoint(
     job = make_job(episodes, version=2, parent=parent, checkpoint=str(checkpoint))
     second = write_job(tmp_path / "2", job)
     metrics = run(second, scorer).metrics
-    assert metrics["critic/warmup_steps"] == 0
+    assert (metrics["critic/warmup_steps"], metrics["checkpoint/lost"]) == (0, 0)
     lora = scorer.adapter(parent)
     assert lora is not None
     fresh = new_head_critic(scorer.base.config.shape, torch.device("cpu"))
@@ -325,8 +326,39 @@ def test_a_job_for_another_base_or_no_job_at_all_is_refused(
     data = (torn / "job.msgpack").read_bytes()
     (torn / "job.msgpack").write_bytes(data[: len(data) // 2])
     assert failing(torn, scorer).code == "bad_job"
-    missing = make_job(sample_episodes(8), checkpoint=str(tmp_path / "nowhere"))
-    assert failing(write_job(tmp_path / "missing", missing), scorer).code == "bad_job"
+    unheard = make_job(sample_episodes(8), objectives={"telepathy": 1.0})
+    assert failing(write_job(tmp_path / "unheard", unheard), scorer).code == "bad_job"
+    weightless = make_job(sample_episodes(8), objectives={"ppo": 0.0})
+    assert failing(write_job(tmp_path / "weightless", weightless), scorer).code == "bad_job"
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "other_rank", "no_json"])
+def test_a_checkpoint_that_cannot_be_read_costs_its_state_and_no_rating(
+    scorer: Scorer, sample_episodes: MakeEpisodes, tmp_path: Path, damage: str
+) -> None:
+    first = write_job(tmp_path / "first", make_job(sample_episodes(8)))
+    run(first, scorer)
+    checkpoint = first / "out" / "checkpoint"
+    match damage:
+        case "missing":
+            shutil.rmtree(checkpoint)
+        case "cut":
+            data = (checkpoint / "state.safetensors").read_bytes()
+            (checkpoint / "state.safetensors").write_bytes(data[: len(data) // 2])
+        case "other_rank":
+            state = json.loads((checkpoint / "state.json").read_text())
+            (checkpoint / "state.json").write_text(json.dumps({**state, "rank": 3}))
+        case "no_json":
+            (checkpoint / "state.json").write_bytes(b"\xff{")
+    parent = dataclasses.replace(BASE, version=1, folder=str(first / "out" / "adapter"))
+    episodes = sample_episodes(8, seed=2, adapter=parent)
+    job = make_job(episodes, version=2, parent=parent, checkpoint=str(checkpoint))
+    one, again = write_job(tmp_path / "1", job), write_job(tmp_path / "2", job)
+    metrics = run(one, scorer).metrics
+    assert metrics["checkpoint/lost"] == 1.0
+    assert metrics["critic/warmup_steps"] == PPO.critic_warmup_steps
+    run(again, scorer)
+    assert hash_tree(one / "out" / "checkpoint") == hash_tree(again / "out" / "checkpoint")
 
 
 def test_a_full_disk_leaves_nothing_behind(
