@@ -139,8 +139,8 @@ def _check_section(name: str, cls: type[Section], table: dict[str, Any]) -> tupl
             lines = problems.setdefault(key, [])
             if info is None:
                 lines.append(f"{name}.{key}: got an unknown key, expected a key of [{name}]{_hint(key, name)}")
-            elif detail["type"] == "value_error":  # an item of a list, judged by a function of its own
-                item = f"{name}.{key}[{detail['loc'][1]}]"
+            elif detail["type"] == "value_error":  # a value, or an item of a list, judged by a function of its own
+                item = f"{name}.{key}" + "".join(f"[{index}]" for index in detail["loc"][1:])
                 lines.append(f"{item}: got {_shown(detail['input'])}, expected {detail['ctx']['error']}")
             elif not lines:  # a union reports once for each of its types
                 lines.append(f"{name}.{key}: got {_shown(table[key])}, expected {_expected(info)}")

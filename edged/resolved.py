@@ -42,14 +42,15 @@ def lora(settings: Settings, shape: BaseShape) -> protocol.LoraSettings:
 def learning(settings: Settings, shape: BaseShape) -> LearnSettings:
     """`[learn]`, `[lora]` and `[reward]` for the learner."""
     learn = settings.learn
-    keys = type(learn).model_fields
-    # What [learn] has no key for stands at the value that the protocol gives it.
-    ppo = {name: getattr(learn, name) for name in protocol.PpoSettings.__dataclass_fields__ if name in keys}
+    ppo = {field.name: getattr(learn, field.name) for field in dataclasses.fields(protocol.PpoSettings)}
+    preference = {field.name: getattr(learn, field.name) for field in dataclasses.fields(protocol.PreferenceSettings)}
     rules = {field.name: getattr(learn, field.name) for field in dataclasses.fields(Rules)}
     return LearnSettings(
         enabled=learn.enabled,
         rules=Rules(**rules),
+        objectives=learn.objectives,
         ppo=protocol.PpoSettings(**ppo),
+        preference=protocol.PreferenceSettings(**preference),
         lora=lora(settings, shape),
         reference=learn.reference,
         reward_clip=settings.reward.clip,

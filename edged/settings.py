@@ -15,6 +15,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 
+from engine.protocol import OBJECTIVES
+
 # sockaddr_un.sun_path holds 108 bytes with the closing zero.
 UNIX_PATH_MAX_BYTES = 107
 
@@ -135,6 +137,21 @@ class ServeSection(Section):
     hang_timeout_s: float = _key(30.0, "Seconds of silence after which it is killed and started again.", ge=3, le=3600)
 
 
+def parse_objectives(value: Any) -> dict[str, float]:
+    """Objective -> weight. Raises ValueError with what is expected."""
+    if not isinstance(value, dict) or not value:
+        raise ValueError(f"a table of name = weight with one or more of {', '.join(OBJECTIVES)}")
+    for name, weight in value.items():
+        if name not in OBJECTIVES:
+            raise ValueError(f"objectives out of {', '.join(OBJECTIVES)}")
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0.0 < weight <= 1000.0:
+            raise ValueError(f"a weight above 0 and up to 1000 for {name}")
+    return {name: float(weight) for name, weight in value.items()}
+
+
+Objectives = Annotated[dict[str, float], PlainValidator(parse_objectives)]
+
+
 class LearnSection(Section):
     enabled: bool = _key(True, "Whether ratings make updates; false: only serve and record.")
     batch_ratings: int = _key(16, "Newly rated answers that make an update.", ge=1, le=4096, live=True)
@@ -145,22 +162,43 @@ class LearnSection(Section):
     replay_ratio: float = _key(0.5, "Older rated answers for each new one.", ge=0, le=8, live=True)
     staleness: int = _key(8, "Versions that an answer may lie behind the live one to be trained on.", ge=0, live=True)
     reference: int = _key(0, "Version that the KL penalty pulls towards; 0: the base model.", ge=0, live=True)
+    objectives: Objectives = _key(
+        {"ppo": 1.0}, "What is minimised: name = weight, of " + ", ".join(OBJECTIVES) + ".", live=True
+    )
+    dpo_beta: float = _key(0.1, "Tie of DPO to the reference.", gt=0, le=10, live=True)
+    kto_beta: float = _key(0.1, "Tie of KTO to the reference.", gt=0, le=10, live=True)
+    liked_weight: float = _key(1.0, "Weight of liked answers in KTO, beside the balance by counts.", gt=0, live=True)
+    disliked_weight: float = _key(1.0, "Weight of disliked answers in KTO, beside the balance.", gt=0, live=True)
     learning_rate: float = _key(2e-3, "Step size of the adapter.", gt=0, le=1, live=True)
     critic_learning_rate: float = _key(1e-3, "Step size of the critic.", gt=0, le=1, live=True)
     epochs: int = _key(3, "Passes over the batch in one update.", ge=1, le=32, live=True)
     minibatches: int = _key(2, "Optimizer steps in one pass.", ge=1, le=64, live=True)
     clip_low: float = _key(0.2, "How far the probability ratio may fall below 1.", gt=0, lt=1, live=True)
     clip_high: float = _key(0.28, "How far the probability ratio may rise above 1.", gt=0, le=10, live=True)
+    dual_clip: float = _key(
+        3.0, "Bound on the loss of a token of a disliked answer, in advantages.", gt=1, le=1000, live=True
+    )
     value_clip: float = _key(0.2, "How far a value may move in one update, in reward units.", gt=0, le=100, live=True)
     value_coef: float = _key(0.5, "Weight of the critic's loss.", ge=0, le=100, live=True)
     gamma: float = _key(1.0, "Discount of rewards for each token.", ge=0, le=1, live=True)
     gae_lambda: float = _key(1.0, "Lambda of generalised advantage estimation.", ge=0, le=1, live=True)
     kl_coef: float = _key(0.03, "Weight of the KL penalty towards the reference, per nat.", ge=0, le=100, live=True)
+    kl_estimator: Literal["k1", "k2", "k3"] = _key("k3", "Estimator of that KL from sampled tokens.", live=True)
+    kl_in: Literal["loss", "reward"] = _key(
+        "loss", "Where the penalty stands; in the reward it is always k1.", live=True
+    )
+    kl_target: float = _key(
+        0.0, "KL to the reference that kl_coef is steered towards, in nats; 0: kl_coef stays.", ge=0, le=100, live=True
+    )
+    entropy_coef: float = _key(0.0, "Weight of the policy's entropy, per nat.", ge=0, le=10, live=True)
     live_kl_max: float = _key(
         0.3, "KL to the live adapter that ends an update early, in nats.", gt=0, le=100, live=True
     )
     importance_cap: float = _key(2.0, "Largest weight of an answer by an older adapter.", ge=1, le=100, live=True)
     max_grad_norm: float = _key(1.0, "Gradients are scaled down to this norm.", gt=0, le=1000, live=True)
+    critic: Literal["head", "lora"] = _key(
+        "head", "A value head on frozen features, or an adapter of its own with one.", live=True
+    )
     critic_warmup_steps: int = _key(30, "Critic-only steps before the first update.", ge=0, le=10_000, live=True)
     weight_decay: float = _key(
         0.0, "Weight decay of the adapter, per step and unit of step size.", ge=0, le=1, live=True

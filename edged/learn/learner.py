@@ -38,7 +38,9 @@ class LearnSettings:
 
     enabled: bool
     rules: plan.Rules
+    objectives: dict[str, float]
     ppo: protocol.PpoSettings
+    preference: protocol.PreferenceSettings
     lora: protocol.LoraSettings
     reference: int
     reward_clip: float
@@ -297,7 +299,9 @@ class Learner:
                 if choice.episode_id in found
             ),
             probes=self._probes(),
+            objectives=settings.objectives,
             ppo=settings.ppo,
+            preference=settings.preference,
             lora=settings.lora,
             seed=update.seed,
             threads=settings.threads,

@@ -101,7 +101,7 @@ class PpoSettings:
     """Hyper-parameters of one update. Names follow the papers (PPO: arXiv 1707.06347, GAE: 1506.02438).
 
     kl_coef: weight of the estimate of KL(new || reference). kl_in: whether it stands in the loss or, of the parent, in
-        the rewards. kl_target: mean KL that an adaptive controller steers kl_coef towards (arXiv 1909.08593, 2.2).
+        the rewards. kl_target: mean KL that an adaptive controller steers kl_coef towards (arXiv 1909.08593, 2.2)
     entropy_coef: weight of the policy's entropy in the objective.
     dual_clip: bound on the loss of a token with negative advantage, in advantages; above 1.
     critic: "head" is a value head on frozen features; "lora" a second adapter with a value head.
@@ -127,7 +127,7 @@ class PpoSettings:
     weight_decay: float = 0.0
     kl_estimator: KlEstimator = "k3"
     kl_in: Literal["loss", "reward"] = "loss"
-    kl_target: float | None = None
+    kl_target: float = 0.0
     entropy_coef: float = 0.0
     dual_clip: float = 3.0
     critic: Literal["head", "lora"] = "head"

@@ -101,14 +101,14 @@ def _check_effective_share(metrics: dict[str, float], n_answers: int) -> None:
 
 
 def _with_steered_penalty(job: TrainJob, learner: Learner) -> TrainJob:
-    if job.ppo.kl_target is None or learner.kl_coef is None:
+    if job.ppo.kl_target == 0.0 or learner.kl_coef is None:
         return job
     return dataclasses.replace(job, ppo=dataclasses.replace(job.ppo, kl_coef=learner.kl_coef))
 
 
 def _steer_penalty(job: TrainJob, learner: Learner, metrics: dict[str, float]) -> dict[str, float]:
     """The weight of the penalty in the next update, by what this one measured."""
-    if job.ppo.kl_target is None or "kl/reference" not in metrics:
+    if job.ppo.kl_target == 0.0 or "kl/reference" not in metrics:
         return {}
     learner.kl_coef = kl.adapt(job.ppo.kl_coef, metrics["kl/reference"], job.ppo.kl_target, int(metrics["episodes"]))
     return {"kl/coef": job.ppo.kl_coef}

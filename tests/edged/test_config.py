@@ -302,3 +302,25 @@ def test_random_text_is_settings_or_a_config_error(tmp_path_factory: pytest.Temp
     file = tmp_path_factory.getbasetemp() / "random.toml"
     file.write_bytes(text.encode("utf-8", "surrogatepass"))
     assert problems_or_none(file, {}) != ()
+
+
+@pytest.mark.parametrize(
+    ("objectives", "expected"),
+    [
+        ("{ pp = 1.0 }", "objectives out of ppo, reinforce_pp, grpo, rloo, kto, dpo, sft"),
+        ("{ ppo = 0 }", "a weight above 0 and up to 1000 for ppo"),
+        ("{ dpo = true }", "a weight above 0 and up to 1000 for dpo"),
+        ("{}", "a table of name = weight with one or more of ppo, reinforce_pp, grpo, rloo, kto, dpo, sft"),
+        ('"ppo"', "a table of name = weight with one or more of ppo, reinforce_pp, grpo, rloo, kto, dpo, sft"),
+    ],
+)
+def test_objectives_are_known_names_with_positive_weights(objectives: str, expected: str, tmp_path: Path) -> None:
+    (problem,) = problems(f"[learn]\nobjectives = {objectives}\n", tmp_path)
+    assert problem.startswith("learn.objectives: got ")
+    assert problem.endswith(f"expected {expected}")
+
+
+def test_objectives_may_be_a_section_of_their_own(tmp_path: Path) -> None:
+    file = tmp_path / "edged.toml"
+    file.write_text("[learn.objectives]\nppo = 1\ndpo = 0.3\n")
+    assert config.load(file).learn.objectives == {"ppo": 1.0, "dpo": 0.3}

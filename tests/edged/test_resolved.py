@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import typing
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,6 +40,8 @@ def other_than(section: Any, name: str) -> Any:
     default = getattr(section, name)
     if isinstance(default, bool):
         return not default
+    if isinstance(default, str):
+        return next(one for one in typing.get_args(type(section).model_fields[name].annotation) if one != default)
     if isinstance(default, int):
         return default + 1
     return default / 2 if default else 0.5
@@ -49,6 +52,13 @@ def test_every_hyper_parameter_of_an_update_comes_from_its_key(name: str) -> Non
     value = other_than(LearnSection(), name)
     learning = resolved.learning(Settings(learn=LearnSection(**{name: value})), SHAPE)
     assert getattr(learning.ppo, name) == value
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(protocol.PreferenceSettings)])
+def test_every_hyper_parameter_of_preferences_comes_from_its_key(name: str) -> None:
+    value = other_than(LearnSection(), name)
+    learning = resolved.learning(Settings(learn=LearnSection(**{name: value})), SHAPE)
+    assert getattr(learning.preference, name) == value
 
 
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(plan.Rules)])
@@ -72,9 +82,14 @@ def test_what_the_candidates_are_asked_comes_from_the_gates_keys() -> None:
 
 def test_the_rest_of_learning_comes_from_its_keys() -> None:
     learning = resolved.learning(
-        Settings(learn=LearnSection(enabled=False, reference=3, seed=9, threads=2), lora=LoraSection(rank=4)), SHAPE
+        Settings(
+            learn=LearnSection(enabled=False, reference=3, seed=9, threads=2, objectives={"kto": 2.0}),
+            lora=LoraSection(rank=4),
+        ),
+        SHAPE,
     )
     assert (learning.enabled, learning.reference, learning.seed, learning.threads) == (False, 3, 9, 2)
+    assert learning.objectives == {"kto": 2.0}
     assert learning.lora.rank == 4
     assert learning.reward_clip == 1.0
 
@@ -266,7 +281,7 @@ def test_the_api_sees_a_reload() -> None:
 
 def test_every_key_of_the_settings_is_used_somewhere() -> None:
     """Names that are read as an attribute, or copied by the names of a dataclass's fields."""
-    records = (protocol.PpoSettings, plan.Rules, gate.Limits, JudgingRules)
+    records = (protocol.PpoSettings, protocol.PreferenceSettings, plan.Rules, gate.Limits, JudgingRules)
     used = {field.name for record in records for field in dataclasses.fields(record)}
     for path in EDGED.rglob("*.py"):
         if path.name not in ("settings.py", "config.py"):

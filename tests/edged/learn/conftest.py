@@ -317,7 +317,9 @@ class Box:
         return LearnSettings(
             enabled=self.enabled,
             rules=self.rules,
+            objectives={"ppo": 1.0},
             ppo=PPO,
+            preference=protocol.PreferenceSettings(),
             lora=LORA,
             reference=self.reference,
             reward_clip=1.0,

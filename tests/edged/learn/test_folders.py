@@ -12,10 +12,10 @@ import pytest
 from adapters.store import folder_name
 from edged.learn.folders import CHECKPOINTS_KEPT, Folders, bytes_under
 from engine import protocol
+from tests.edged.learn.conftest import PPO
 
 JOBS = ("update-1", "update-2", "import-4")
 
-NEEDED = [field.name for field in dataclasses.fields(protocol.PpoSettings) if field.default is dataclasses.MISSING]
 
 InBox = Callable[[Callable[[Any], Awaitable[None]]], None]
 
@@ -38,7 +38,7 @@ def job() -> protocol.TrainJob:
         checkpoint=None,
         episodes=(),
         probes=(),
-        ppo=protocol.PpoSettings(**dict.fromkeys(NEEDED, 1)),
+        ppo=PPO,
         lora=protocol.LoraSettings(rank=2, alpha=4.0, layers=1),
         seed=5,
         threads=1,
