@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 
 from engine.lora import Lora
 from engine.train.adamw import AdamState
@@ -38,7 +38,8 @@ def save_checkpoint(folder: Path, learner: Learner) -> None:
     tensors = {f"critic.{name}": tensor for name, tensor in zip(critic.names(), critic.parameters(), strict=True)}
     tensors |= _named_state("critic", critic.names(), critic.adam)
     tensors |= _named_state("actor", _parameter_names(lora), learner.adam)
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, folder / TENSORS_FILE)
+    data = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+    (folder / TENSORS_FILE).write_bytes(data)  # a full disk is an OSError here, as everywhere
     state = {
         "format": FORMAT,
         "rank": lora.rank,
