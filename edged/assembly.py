@@ -20,6 +20,8 @@ from edged.api.control import update_object
 from edged.api.feedback import feedback_object
 from edged.base_model import BaseModel
 from edged.control import PAUSED_FILE, Operator
+from edged.failure import ADAPTER_FAULTS
+from edged.fallback import Fallback
 from edged.learn.folders import Folders
 from edged.learn.forgetting import forget_removed
 from edged.learn.importing import Importer
@@ -29,10 +31,11 @@ from edged.learn.scoring import Scorer
 from edged.learn.trainer import Trainer
 from edged.learn.updating import Updater
 from edged.ratings import Ratings
-from edged.records import Episode, Feedback, Update
+from edged.records import Episode, Feedback, Live, Update
 from edged.removal import RecordedAnswers
 from edged.serve.admission import Limits as AdmissionLimits
 from edged.serve.answers import Answers
+from edged.serve.routing import Routing
 from edged.serve.staging import Staging
 from edged.serve.translation import Serving
 from edged.settings import Settings
@@ -72,6 +75,8 @@ class Assembly:
         self._started_at = time.time()
         self._candidates = asyncio.Lock()
         self._serve_facts: protocol.Ready | None = None
+        self._fallback = Fallback(store.lineage, folders)
+        self._started_on = 0  # the version that the serve worker was told to start with
         self.serve_fault: protocol.Fault | None = None
         self.served = asyncio.Event()
         self.is_stopping = False
@@ -116,11 +121,12 @@ class Assembly:
             self._episode_recorded,
         )
         self._staging = Staging(self.serve_worker)
+        self.routing = Routing(self._staging, self._live_adapter, self._replace, self._announce_status)
 
     def _build_learning(self) -> None:
         self._build_trainer()
         self._prover = Prover(
-            self._staging,
+            self.routing,
             self._trainer,
             self._store.lineage,
             lambda: resolved.proving(self._settings()),
@@ -175,7 +181,7 @@ class Assembly:
             updates=self._store.updates,
             trainer=self._trainer,
             prover=self._prover,
-            stage=self._staging,
+            router=self.routing,
             candidates=self._candidates,
             max_attempts=lambda: self._settings().learn.max_attempts,
             on_stage=lambda update, stage: self.learner.stage(update, stage),
@@ -187,12 +193,13 @@ class Assembly:
             lineage=self._store.lineage,
             trainer=self._trainer,
             prover=self._prover,
-            stage=self._staging,
+            router=self.routing,
             candidates=self._candidates,
             base=self._model.shape,
             base_sha256=self._model.sha256,
             base_name=self._model.name,
             lora=resolved.lora(self._settings(), self._model.shape),
+            is_stopping=lambda: self.is_stopping,
         )
         self._operator = Operator(
             state_folder=self._state_folder,
@@ -203,7 +210,7 @@ class Assembly:
             update_list=self._store.updates,
             audit_log=self._store.audit,
             learner=self.learner,
-            router=self._staging,
+            router=self.routing,
             importer=importer,
             candidates=self._candidates,
             parts=self.parts,
@@ -214,14 +221,33 @@ class Assembly:
 
     # -------------------------------------------------------------------------------------------- serve worker
 
-    def _start_serve(self) -> protocol.Message:
-        live = self._store.lineage.live()
-        adapter = self._folders.reference_to(live.version, self._folders.versions())
-        return resolved.start_serve(self._settings(), self._model, adapter)
+    async def _start_serve(self) -> protocol.Message:
+        before = self._store.lineage.live()
+        live = await self._fallback.servable()
+        if live != before:
+            self._tell_live(live)
+        self._started_on = live.version
+        return resolved.start_serve(self._settings(), self._model, self._live_adapter())
+
+    def _live_adapter(self) -> protocol.AdapterRef:
+        """What is live, as workers are told of it. That its files are there is not said."""
+        version = self._store.lineage.live().version
+        folder = None if version == 0 else str(self._folders.adapters / self._store.lineage.folder(version))
+        return protocol.AdapterRef(version=version, folder=folder)
+
+    async def _replace(self, version: int, why: str) -> None:
+        """The engine will not serve `version`: make live what it can serve."""
+        self._fallback.condemn(version, why)
+        self._tell_live(await self._fallback.servable())
+
+    def _tell_live(self, live: Live) -> None:
+        self.events.publish("adapter", {"version": live.version, "why": live.why, "pinned": live.pinned})
+        self.learner.wake()
 
     def _serve_ready(self, ready: protocol.Ready) -> None:
         self._serve_facts = ready
         self.served.set()
+        self.routing.ready(self._started_on)
         self.answers.ready()
         self.learner.wake()
         self._announce_status()
@@ -232,19 +258,23 @@ class Assembly:
 
     def _serve_down(self, why: str) -> None:
         self.answers.down()
+        self.routing.down()
         self._staging.down()
         self._announce_status()
 
     def _serve_faulted(self, fault: protocol.Fault) -> None:
-        """At the first start there is nothing to fall back on: say it and end. Later it is tried again."""
-        if self._serve_facts is None:
+        """An adapter that cannot be served is replaced at the next start. Else nothing is there to fall back on at the
+        first start: say it and end; later it is tried again."""
+        if fault.code in ADAPTER_FAULTS and self._started_on != 0:
+            self._fallback.condemn(self._started_on, fault.message)
+        elif self._serve_facts is None:
             self.serve_fault = fault
             self.serve_worker.unwant()
             self.served.set()
 
     # -------------------------------------------------------------------------------------------- train worker
 
-    def _start_train(self) -> protocol.Message:
+    async def _start_train(self) -> protocol.Message:
         return resolved.start_train(self._settings(), self._model, str(self._state_folder / "cache"))
 
     def _train_ready(self, ready: protocol.Ready) -> None:
@@ -290,7 +320,7 @@ class Assembly:
     def _readiness(self) -> tuple[bool, str]:
         if self.is_stopping:
             return False, "stopping"
-        if self._serve_facts is None:
+        if not self.serve_worker.is_ready:
             return False, "the serve worker is starting"
         return True, "ready"
 
@@ -305,6 +335,7 @@ class Assembly:
             model_name=self._model.name,
             model_sha256=self._model.sha256,
             live=store.lineage.live(),
+            serving=self.routing.serving,
             learner_state=learner.state,
             learner_why=learner.why,
             ratings_until_update=learner.ratings_until_update,

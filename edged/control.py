@@ -1,14 +1,13 @@
 """What an operator can do: implements `edged.api.ports.Control` on the daemon's parts.
 
 Thin: the decisions are the store's (compare-and-swap on what is live) and the learner's. A change of the live version
-is written first and routed then; a serve worker that is dead at that moment starts on the new one.
+is written first and routed then; where routing takes long it goes on by itself (`edged.serve.routing`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -19,12 +18,8 @@ from adapters.peft import load_peft
 from adapters.shape import BaseShape
 from adapters.weights import AdapterWeights, compare
 from edged import status
-from edged.failure import JobRefused, WorkerLost
 from edged.records import Adapter, AuditEntry, Caller, Live, Update
 from edged.refusal import Refused
-from engine import protocol
-
-log = logging.getLogger(__name__)
 
 HISTORY_ROWS = 1000
 STOPGAP = "daemon"  # who puts another version in place of one that cannot be served
@@ -76,9 +71,9 @@ class LearnerSwitches(Protocol):
 
 
 class Router(Protocol):
-    """The serve worker's side of a change of what is live (`edged.serve.staging`)."""
+    """The serve worker's side of a change of what is live (`edged.serve.routing`)."""
 
-    async def go_live(self, adapter: protocol.AdapterRef) -> float: ...
+    async def go_live(self) -> float | None: ...
 
 
 class Importer(Protocol):
@@ -233,7 +228,9 @@ class Operator:
             folder = None if version == 0 else self.adapter_folder(version)
         except Refused:
             return
-        if folder is not None and not folder.is_dir():
+        if folder is None:
+            return
+        if not folder.is_dir():
             raise Refused(409, "no_files", f"the files of version {version} are not on this box any more")
         complaint = self._complaint_about(version)
         if complaint is not None:
@@ -248,16 +245,21 @@ class Operator:
         raise Refused(409, "nothing_before", f"no other version was live before version {history[0].version}")
 
     async def _serve(self, live: Live) -> None:
-        folder = None if live.version == 0 else str(self.adapter_folder(live.version))
         name = None if live.version == 0 else self._lineage.folder(live.version)
         await asyncio.to_thread(adapter_files.write_current, self._state_folder, name)
         event: dict[str, Any] = {"version": live.version, "why": live.why, "pinned": live.pinned}
-        try:
-            event["swap_ms"] = await self._router.go_live(protocol.AdapterRef(version=live.version, folder=folder))
-        except (WorkerLost, JobRefused) as error:
-            log.warning("v%d is live, and the serve worker takes it at its next start: %s", live.version, error)
+        swap_ms = await self._router.go_live()
+        if swap_ms is not None:
+            event["swap_ms"] = swap_ms
         self._announce("adapter", event)
         self._learner.wake()
+        now = self._lineage.live()
+        if now.version != live.version:
+            raise Refused(
+                409,
+                "not_servable",
+                f"the engine would not serve version {live.version} (the log says why); version {now.version} is live",
+            )
 
 
 def without_effect(weights: AdapterWeights) -> AdapterWeights:

@@ -32,10 +32,9 @@ from edged.api.listen import ListenError, open_listeners
 from edged.api.server import HttpServer
 from edged.assembly import Assembly
 from edged.base_model import BaseModel, ModelError, open_base_model
-from edged.control import HISTORY_ROWS, STOPGAP, wanted_versions
+from edged.fallback import Fallback
 from edged.learn import profile
 from edged.learn.folders import Folders
-from edged.records import Caller
 from edged.settings import Listen, Settings, UnixListen
 from edged.store.errors import StoreError
 from edged.store.store import Store
@@ -55,7 +54,6 @@ RETRY_FIRST_S = 1.0  # before a loop that failed begins again; doubles up to RET
 RETRY_MAX_S = 60.0
 MALLOC_ARENAS = 2
 FILE_THREADS = 2  # for hashing and moving files off the event loop; the store has threads of its own
-DAEMON = Caller(name=STOPGAP, scopes=frozenset())
 
 
 def run(
@@ -233,6 +231,7 @@ class Daemon:
         self._parts.answers.close("the daemon is stopping; ask again in a moment")
         self._parts.events.close()
         self._parts.train_worker.unwant()
+        self._parts.routing.close()
         await server.drain(self._settings.api.drain_s)
         self._parts.answers.cancel_all()
         with contextlib.suppress(TimeoutError):
@@ -279,19 +278,8 @@ async def clear_up(store: Store, folders: Folders) -> None:
         if adapter.state == "candidate" and adapter.version not in carried:
             await store.lineage.refuse(adapter.version, "the daemon stopped before it was judged")
     await store.lineage.skip_versions(await asyncio.to_thread(folders.highest_version))
-    live = store.lineage.live()
-    for version in [*wanted_versions(await store.lineage.history(HISTORY_ROWS)), 0]:
-        complaint = await asyncio.to_thread(folders.complaint_about, version)
-        if complaint is None:
-            break
-        log.error("v%d cannot be served: %s", version, complaint)
-    if version != live.version:
-        log.warning("v%d is served instead of v%d", version, live.version)
-        why = "rolled_back" if version < live.version else "promoted"
-        await store.lineage.set_live(
-            version, why=why, caller=DAEMON, if_live=live.version, now=time.time(), pinned=live.pinned
-        )
-    await asyncio.to_thread(folders.write_current, version)
+    live = await Fallback(store.lineage, folders).servable()
+    await asyncio.to_thread(folders.write_current, live.version)
 
 
 async def _again_and_again(name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:

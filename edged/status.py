@@ -35,13 +35,17 @@ class WorkerView:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """Everything that a status shows, as it is now."""
+    """Everything that a status shows, as it is now.
+
+    serving: the version that new requests run on, which follows what is live; None while no serve worker is ready.
+    """
 
     version: str
     started_at: float
     model_name: str
     model_sha256: str
     live: Live
+    serving: int | None
     learner_state: str
     learner_why: str
     ratings_until_update: int
@@ -69,6 +73,7 @@ def status(parts: Parts) -> dict[str, Any]:
         "model": {"name": parts.model_name, "sha256": parts.model_sha256},
         "adapter": {
             "version": parts.live.version,
+            "serving": parts.serving,
             "since": rfc3339(parts.live.since),
             "why": parts.live.why,
             "pinned": parts.live.pinned,
@@ -110,8 +115,9 @@ def last_update(update: Update) -> dict[str, Any]:
 
 def one_line(parts: Parts) -> str:
     """For `systemctl status`."""
+    behind = "" if parts.serving in (None, parts.live.version) else f" (new requests still run on v{parts.serving})"
     return (
-        f"v{parts.live.version} live, learner {parts.learner_state}, {parts.updates_total} updates, "
+        f"v{parts.live.version} live{behind}, learner {parts.learner_state}, {parts.updates_total} updates, "
         f"{parts.episodes} episodes, {parts.ratings} ratings"
     )
 
@@ -131,7 +137,9 @@ class _Families:
 
     def collect(self) -> Iterator[Metric]:
         parts = self._parts
-        yield _gauge("edged_adapter_version", "Version that new requests run on.", parts.live.version)
+        yield _gauge("edged_adapter_version", "Version that is live.", parts.live.version)
+        if parts.serving is not None:
+            yield _gauge("edged_adapter_serving", "Version that new requests run on.", parts.serving)
         yield _gauge("edged_serve_active", "Answers that are under way, waiting ones included.", parts.active)
         yield _gauge("edged_serve_queued", "Answers that wait for a slot.", parts.queued)
         for name, value in parts.counters.items():

@@ -1,7 +1,8 @@
 """Jobs that a worker has been given and has not answered: one future each, by job id.
 
 Used by the client of each worker. Knows no particular message; a worker that dies ends all of them with `WorkerLost`,
-and nothing is known of what it did.
+and nothing is known of what it did. There is no time limit: a worker that hangs sends no beats and is killed, and one
+that beats will answer.
 """
 
 from __future__ import annotations
@@ -30,13 +31,10 @@ class Underway:
         self._name = name
         self._futures: dict[str, asyncio.Future[protocol.Message]] = {}
 
-    async def call(self, job_id: str, message: protocol.Message, *, timeout_s: float | None = None) -> protocol.Message:
-        """Give the worker a job; its answer.
+    def begin(self, job_id: str, message: protocol.Message) -> asyncio.Future[protocol.Message]:
+        """Give the worker a job; its answer, or `WorkerLost` if it dies. Cancelling the future gives the answer up.
 
-        Raises:
-            WorkerDown: it does not run, and has got nothing.
-            WorkerLost: it died, or did not answer within `timeout_s` (None: it may take for ever; beats tell if it
-                hangs).
+        Raises WorkerDown: it does not run, and has got nothing.
         """
         if not self._recipient.is_ready:
             raise WorkerDown(f"the {self._name} worker is not running")
@@ -44,10 +42,15 @@ class Underway:
         self._futures[job_id] = future
         try:
             self._recipient.send(message)
-            async with asyncio.timeout(timeout_s):
-                return await future
-        except TimeoutError:
-            raise WorkerLost(f"the {self._name} worker did not answer within {timeout_s:g} s") from None
+        except BaseException:
+            del self._futures[job_id]
+            raise
+        return future
+
+    async def call(self, job_id: str, message: protocol.Message) -> protocol.Message:
+        """Give the worker a job and wait for its answer. Raises WorkerDown, WorkerLost."""
+        try:
+            return await self.begin(job_id, message)
         finally:
             self._futures.pop(job_id, None)
 

@@ -148,10 +148,10 @@ class Folders:
         """Why the files of a published version cannot be served; None if they are whole (or it is the base)."""
         if version == 0:
             return None
-        paths = [found.path for found in store.list_versions(self.adapters) if found.version == version]
-        if not paths:
-            return f"no folder of it under {self.adapters}"
         try:
+            paths = [found.path for found in store.list_versions(self.adapters) if found.version == version]
+            if not paths:
+                return f"no folder of it under {self.adapters}"
             found = manifest.verify(paths[-1])
         except (AdapterError, OSError) as error:
             return str(error)

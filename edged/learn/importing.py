@@ -10,6 +10,7 @@ import asyncio
 import logging
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -19,10 +20,10 @@ from adapters.manifest import MANIFEST_FILE, parse_manifest
 from adapters.peft import load_peft
 from adapters.shape import BaseShape
 from adapters.weights import AdapterWeights
-from edged.failure import JobRefused, WorkerFault, WorkerLost
+from edged.failure import JobRefused, WorkerBusy, WorkerFault, WorkerLost
 from edged.learn import gate, profile
 from edged.learn.folders import Folders
-from edged.learn.ports import Stage
+from edged.learn.ports import Router
 from edged.learn.proving import Prover
 from edged.learn.trainer import Trainer
 from edged.records import Adapter, AdapterOrigin, Caller, Live, PublishedAdapter
@@ -30,6 +31,8 @@ from edged.refusal import Refused
 from engine import protocol
 
 log = logging.getLogger(__name__)
+
+PROVING_PAUSE_S = 1.0  # for others who want to change what is live, while the serve worker is not free
 
 
 class CandidateBook(Protocol):
@@ -60,33 +63,36 @@ class Importer:
         lineage: CandidateBook,
         trainer: Trainer,
         prover: Prover,
-        stage: Stage,
+        router: Router,
         candidates: asyncio.Lock,
         base: BaseShape,
         base_sha256: str,
         base_name: str,
         lora: protocol.LoraSettings,
+        is_stopping: Callable[[], bool],
     ) -> None:
         self._folders = folders
         self._lineage = lineage
         self._trainer = trainer
         self._prover = prover
-        self._stage = stage
+        self._router = router
         self._candidates = candidates
         self._base = base
         self._base_sha256 = base_sha256
         self._base_name = base_name
         self._lora = lora
+        self._is_stopping = is_stopping
 
     async def bring(self, folder: Path, caller: Caller, *, if_live: int | None = None) -> Adapter:
         """Judge the PEFT folder `folder`; the adapter that it became, published or refused.
 
         Args:
-            if_live: only if this version is live when the judging begins. Nothing else can go live meanwhile.
+            if_live: only if this version is live when the judging begins. Another one can go live only while the serve
+                worker is not free to prove the adapter, which is then compared with that one.
         Raises:
             Refused: 400 `bad_adapter` for files that are no adapter of this base, 400 `other_profile` for one that
                 this box could serve but not go on training, 409 `live_changed`, 409 `pinned`, 503 if the workers do
-                not run.
+                not run, 503 `shutting_down`.
         """
         try:
             weights = await asyncio.to_thread(self._read, folder)
@@ -96,7 +102,10 @@ class Importer:
             if self._lineage.expect(if_live).pinned:
                 raise Refused(409, "pinned", "a version is pinned; unpin it before another one can go live")
             await asyncio.to_thread(self._check_profile, weights)
-            return await self._judge(weights, caller)
+            candidate = await self._lineage.add_candidate(
+                origin="imported", parent_version=self._lineage.live().version, caller=caller
+            )
+        return await self._judge(weights, candidate.version, caller)
 
     def _read(self, folder: Path) -> AdapterWeights:
         """Blocking. Raises AdapterError, also for a folder of another box whose manifest names another base model."""
@@ -123,32 +132,36 @@ class Importer:
                 param="folder",
             )
 
-    async def _judge(self, weights: AdapterWeights, caller: Caller) -> Adapter:
-        live = self._lineage.live()
-        candidate = await self._lineage.add_candidate(origin="imported", parent_version=live.version, caller=caller)
-        spool = self._folders.spool / f"import-{candidate.version}"
+    async def _judge(self, weights: AdapterWeights, version: int, caller: Caller) -> Adapter:
+        spool = self._folders.spool / f"import-{version}"
         try:
-            judgement = await self._prove(weights, candidate.version, live.version, spool)
-            if not judgement.accepted:
-                return await self._lineage.refuse(candidate.version, judgement.reason, metrics=judgement.metrics)
-            return await self._publish(candidate.version, live.version, spool, judgement, caller)
+            await self._write(weights, version, spool)
+            while True:
+                async with self._candidates:
+                    try:
+                        return await self._prove_and_publish(version, spool, caller)
+                    except WorkerBusy as busy:
+                        log.info("v%d: proving waits: %s", version, busy)
+                await asyncio.sleep(PROVING_PAUSE_S)
         except JobRefused as refused:
-            return await self._lineage.refuse(candidate.version, f"a worker refused it: {refused}")
+            return await self._lineage.refuse(version, f"a worker refused it: {refused}")
         except Refused as refused:
-            return await self._lineage.refuse(candidate.version, str(refused))
+            return await self._lineage.refuse(version, str(refused))
         except (WorkerLost, WorkerFault) as lost:
-            await self._lineage.refuse(candidate.version, f"it could not be judged: {lost}")
+            if self._is_stopping():  # the next start gives the candidate up
+                raise Refused(503, "shutting_down", "the daemon is stopping; import again", retry_after_s=10) from lost
+            await self._lineage.refuse(version, f"it could not be judged: {lost}")
             raise Refused(
                 503, "engine_unavailable", f"the adapter could not be judged: {lost}", retry_after_s=10
             ) from lost
         except Exception as error:
-            await self._lineage.refuse(candidate.version, f"it could not be judged: {type(error).__name__}: {error}")
+            await self._lineage.refuse(version, f"it could not be judged: {type(error).__name__}: {error}")
             raise
         finally:
             await asyncio.to_thread(shutil.rmtree, spool, ignore_errors=True)
 
-    async def _prove(self, weights: AdapterWeights, version: int, live: int, spool: Path) -> gate.Judgement:
-        def write() -> dict[int, Path]:
+    async def _write(self, weights: AdapterWeights, version: int, spool: Path) -> None:
+        def write() -> None:
             spool.mkdir()
             write_adapter_folder(
                 spool / "adapter",
@@ -160,15 +173,21 @@ class Importer:
                 origin="imported",
                 created_at=time.time(),
             )
-            return self._folders.versions()
 
-        versions = await asyncio.to_thread(write)
+        await asyncio.to_thread(write)
+
+    async def _prove_and_publish(self, version: int, spool: Path, caller: Caller) -> Adapter:
+        live = self._lineage.live().version
+        versions = await asyncio.to_thread(self._folders.versions)
         await self._trainer.start()
-        return await self._prover.prove(
+        judgement = await self._prover.prove(
             protocol.AdapterRef(version=version, folder=str(spool / "adapter")),
             self._folders.reference_to(live, versions),
             None,
         )
+        if not judgement.accepted:
+            return await self._lineage.refuse(version, judgement.reason, metrics=judgement.metrics)
+        return await self._publish(version, live, spool, judgement, caller)
 
     async def _publish(
         self, version: int, live: int, spool: Path, judgement: gate.Judgement, caller: Caller
@@ -185,9 +204,5 @@ class Importer:
             await asyncio.to_thread(self._folders.withdraw, version)
             raise
         await asyncio.to_thread(self._folders.write_current, version)
-        versions = await asyncio.to_thread(self._folders.versions)
-        try:
-            await self._stage.go_live(self._folders.reference_to(version, versions))
-        except (WorkerLost, JobRefused) as error:
-            log.warning("v%d is live, and the serve worker takes it at its next start: %s", version, error)
+        await self._router.go_live()
         return await self._lineage.get(version)

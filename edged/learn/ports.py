@@ -96,6 +96,10 @@ class LineageBook(Protocol):
 
     def live(self) -> Live: ...
 
+    def expect(self, if_live: int | None) -> Live:
+        """What is live. Raises edged.refusal.Refused 409 `live_changed` if it is another version than `if_live`."""
+        ...
+
     async def get(self, version: int) -> Adapter: ...
 
     async def newest_version(self) -> int: ...
@@ -106,12 +110,16 @@ class LineageBook(Protocol):
 
 
 class Stage(Protocol):
-    """The serving side's staging of adapters (`edged.serve.staging`)."""
+    """The serving side's staging of adapters beside what is live (`edged.serve.routing`)."""
 
     async def stage(
         self, adapter: protocol.AdapterRef, *, fluency_prompts: tuple[str, ...], fluency_tokens: int, seed: int
     ) -> protocol.Staged: ...
 
-    async def go_live(self, adapter: protocol.AdapterRef) -> float:
-        """Serve `adapter` for new requests; milliseconds without decoding because of it."""
+
+class Router(Protocol):
+    """What makes new requests follow what is live (`edged.serve.routing`)."""
+
+    async def go_live(self) -> float | None:
+        """Milliseconds without decoding because of it; None if new requests do not run on what is live yet."""
         ...

@@ -63,12 +63,14 @@ class Prover:
         """The judgement on `adapter`, which then stands staged.
 
         Args:
-            live: the version that is served now.
+            live: the version that it is compared with, which must be live.
             result: what the trainer said of it; None for an adapter that was not trained here.
 
         Raises:
-            JobRefused: the engine cannot load it. WorkerLost: a worker died.
+            JobRefused: the engine cannot load it. WorkerLost: a worker died. WorkerBusy: the serve worker is not free.
+            Refused: 409 `live_changed`.
         """
+        self._lineage.expect(live.version)
         assert adapter.folder is not None
         try:
             norm = await asyncio.to_thread(_weigh, Path(adapter.folder), self._base)

@@ -22,10 +22,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from edged.failure import JobRefused, WorkerDown, WorkerLost
+from edged.failure import JobRefused, WorkerBusy, WorkerDown, WorkerLost
 from edged.learn import gate
 from edged.learn.folders import Folders, bytes_under
-from edged.learn.ports import Stage, UpdateBook
+from edged.learn.ports import Router, UpdateBook
 from edged.learn.proving import Prover
 from edged.learn.trainer import Trainer
 from edged.records import Caller, PublishedAdapter, Update, Verdict
@@ -59,7 +59,7 @@ class Updater:
         updates: UpdateBook,
         trainer: Trainer,
         prover: Prover,
-        stage: Stage,
+        router: Router,
         candidates: asyncio.Lock,
         max_attempts: Callable[[], int],
         on_stage: Callable[[Update, Literal["training", "gating"]], None],
@@ -68,7 +68,7 @@ class Updater:
         self._updates = updates
         self._trainer = trainer
         self._prover = prover
-        self._stage = stage
+        self._router = router
         self._candidates = candidates
         self._max_attempts = max_attempts
         self._on_stage = on_stage
@@ -88,10 +88,9 @@ class Updater:
         except WorkerLost as lost:
             finished = await self._finish(update, "failed", f"the trainer died every time: {lost}", seconds, {})
         else:
-            async with self._candidates:
-                await self._updates.set_state(update.id, "gating")
-                self._on_stage(update, "gating")
-                finished = await self._prove_and_publish(update, job, result, seconds, began, rated_at)
+            await self._updates.set_state(update.id, "gating")
+            self._on_stage(update, "gating")
+            finished = await self._judge(update, job, result, seconds, began, rated_at)
         await asyncio.to_thread(self._folders.clear_job, update.id)
         return finished
 
@@ -140,6 +139,24 @@ class Updater:
             await asyncio.to_thread(self._folders.clear_result, update.id)
             return None
 
+    async def _judge(
+        self,
+        update: Update,
+        job: protocol.TrainJob,
+        result: protocol.TrainResult,
+        seconds: dict[str, float],
+        began: float,
+        rated_at: float | None,
+    ) -> Update:
+        """The finished update. While the serve worker is not free, others may change what is live."""
+        while True:
+            async with self._candidates:
+                try:
+                    return await self._prove_and_publish(update, job, result, seconds, began, rated_at)
+                except WorkerBusy as busy:
+                    log.info("v%d: proving waits: %s", update.version, busy)
+            await asyncio.sleep(PROVING_PAUSE_S)
+
     async def _prove_and_publish(
         self,
         update: Update,
@@ -161,6 +178,8 @@ class Updater:
             )
         except WorkerDown as down:
             return await self._finish(update, "skipped", f"it could not be proved: {down}", seconds, metrics)
+        except Refused as refused:  # another version went live meanwhile, so there is nothing to compare it with
+            return await self._finish(update, "skipped", str(refused), seconds, metrics)
         seconds["gate"] = time.monotonic() - gating
         metrics |= judgement.metrics
         if not judgement.accepted:
@@ -176,7 +195,8 @@ class Updater:
     ) -> gate.Judgement:
         """The gate's judgement. A worker that dies under the candidate every time speaks against the candidate.
 
-        Raises WorkerDown if the workers did not run for PROVING_WAIT_S, and PutOff if the machine could not prove it.
+        Raises WorkerDown if the workers did not run for PROVING_WAIT_S, WorkerBusy if the serve worker is not free,
+        Refused if the parent is not live any more, and PutOff if the machine could not prove it.
         """
         deaths = shortages = 0
         give_up_at = time.monotonic() + PROVING_WAIT_S
@@ -233,7 +253,7 @@ class Updater:
         await asyncio.to_thread(self._folders.write_current, update.version)
         seconds["publish"] = time.monotonic() - publishing
         swapping = time.monotonic()
-        swap_ms = await self._go_live(update.version)
+        swap_ms = await self._router.go_live()
         if swap_ms is not None:
             metrics["swap_ms"] = swap_ms
             seconds["swap"] = time.monotonic() - swapping
@@ -241,16 +261,6 @@ class Updater:
         if rated_at is not None:
             seconds["rating_to_live"] = time.time() - rated_at
         return await self._updates.measured(finished.id, seconds, metrics)
-
-    async def _go_live(self, version: int) -> float | None:
-        """Milliseconds without decoding; None if there was no swap: a worker that died meanwhile starts on the live
-        version by itself."""
-        versions = await asyncio.to_thread(self._folders.versions)
-        try:
-            return await self._stage.go_live(self._folders.reference_to(version, versions))
-        except (WorkerLost, JobRefused) as error:
-            log.warning("v%d is live, and the serve worker takes it at its next start: %s", version, error)
-            return None
 
     async def _finish(
         self, update: Update, verdict: Verdict, reason: str, seconds: dict[str, float], metrics: dict[str, float]

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +48,15 @@ ENVIRONMENT_KEPT = (
 class Role:
     """What the owner of a worker supplies.
 
-    start: the message that answers Hello. on_ready, on_message: what came from the current process. on_down: the
-    process is gone; `why` for people. on_fault: the process said that it cannot do its role; it will exit.
+    start: makes the message that answers Hello; if it fails, the process is killed and tried again. on_ready,
+    on_message: what came from the current process. on_down: the process is gone; `why` for people. on_fault: the
+    process said that it cannot do its role; it will exit.
     """
 
     name: str
     role: str
     limits: supervise.Limits
-    start: Callable[[], protocol.Message]
+    start: Callable[[], Awaitable[protocol.Message]]
     on_ready: Callable[[protocol.Ready], None]
     on_message: Callable[[protocol.Message], None]
     on_down: Callable[[str], None]
@@ -75,6 +76,7 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
         self._timer: asyncio.TimerHandle | None = None
+        self._starting: asyncio.Task[None] | None = None
         self._stopped = asyncio.Event()
         self._stopped.set()
 
@@ -113,8 +115,10 @@ class Worker:
             case protocol.Hello():
                 self._step(supervise.Heard(epoch))
                 # What was sent before its first message did not reach it, so a request to stop is repeated.
-                stopping = self.state.phase == "stopping"
-                self.send(protocol.Stop(within_s=self.role.limits.stop_timeout_s) if stopping else self.role.start())
+                if self.state.phase == "stopping":
+                    self.send(protocol.Stop(within_s=self.role.limits.stop_timeout_s))
+                else:
+                    self._starting = asyncio.create_task(self._start(epoch), name=f"start {self.role.name}")
             case protocol.Ready():
                 self._step(supervise.Heard(epoch, ready=True))
                 if self.is_ready:  # else it is on its way out already
@@ -129,6 +133,17 @@ class Worker:
             case _:
                 self._step(supervise.Heard(epoch))
                 self.role.on_message(message)
+
+    async def _start(self, epoch: int) -> None:
+        try:
+            message = await self.role.start()
+        except Exception as error:
+            log.exception("worker %s: cannot be told what to start with", self.role.name)
+            if epoch == self.state.epoch:
+                self.kill(f"nothing to start it with: {error}")
+            return
+        if epoch == self.state.epoch and self.state.phase == "starting":
+            self.send(message)
 
     def _step(self, event: supervise.Event) -> None:
         before = self.state

@@ -13,7 +13,9 @@ import math
 import time
 from pathlib import Path
 
+from adapters.errors import AdapterError
 from adapters.folder import GGUF_FILE
+from adapters.manifest import verify
 from engine.fault import EngineFault
 from engine.generate.answering import Answering
 from engine.generate.decoder import Decoder
@@ -157,8 +159,9 @@ def _load_adapter(model: Model, ref: AdapterRef) -> Adapter | None:
     if ref.folder is None:
         return None
     try:
+        verify(Path(ref.folder))
         return model.load_adapter(str(Path(ref.folder) / GGUF_FILE))
-    except AdapterRefused as error:
+    except (AdapterError, AdapterRefused) as error:
         raise EngineFault(error.code, f"version {ref.version}: {error}") from error
 
 

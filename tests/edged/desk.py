@@ -19,8 +19,8 @@ from edged.control import Operator
 from edged.learn.folders import Folders
 from edged.records import Adapter, Caller, PublishedAdapter
 from edged.refusal import Refused
+from edged.store.lineage import Lineage
 from edged.store.store import Store
-from engine import protocol
 
 SHAPE = BaseShape(arch="llama", n_layers=2, n_embd=8, n_heads=2, n_kv_heads=1, head_dim=4, n_ff=12, n_vocab=16)
 OPERATOR = Caller(name="uid:0", scopes=frozenset({"admin"}))
@@ -45,16 +45,20 @@ class LightLearner:
 
 
 class LightRouter:
-    """Keeps what is served; a test may make it fail."""
+    """Keeps what is served. `is_behind`: it cannot follow now. `instead`: it cannot serve that, and makes this live."""
 
-    def __init__(self) -> None:
-        self.served: list[tuple[int, str | None]] = []
-        self.failure: Exception | None = None
+    def __init__(self, lineage: Lineage) -> None:
+        self.lineage = lineage
+        self.served: list[int] = []
+        self.is_behind = False
+        self.instead: int | None = None
 
-    async def go_live(self, adapter: protocol.AdapterRef) -> float:
-        if self.failure is not None:
-            raise self.failure
-        self.served.append((adapter.version, adapter.folder))
+    async def go_live(self) -> float | None:
+        if self.is_behind:
+            return None
+        if self.instead is not None:
+            await self.lineage.set_live(self.instead, why="rolled_back", caller=OPERATOR, if_live=None, now=9.0)
+        self.served.append(self.lineage.live().version)
         return 1.0
 
 
@@ -126,7 +130,7 @@ def at_desk(root: Path, scenario: Callable[[Desk], Awaitable[None]]) -> None:
 
     async def main() -> None:
         store = await Store.open(root / "edged.db", readers=1)
-        learner, router, candidates = LightLearner(), LightRouter(), asyncio.Lock()
+        learner, router, candidates = LightLearner(), LightRouter(store.lineage), asyncio.Lock()
         told: list[tuple[str, dict[str, Any]]] = []
         imported: list[tuple[Path, int | None]] = []
 

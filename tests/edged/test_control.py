@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from edged.control import PAUSED_FILE
-from edged.failure import WorkerLost
 from tests.edged.desk import OPERATOR, SHAPE, Desk, at_desk, audited, make_weights, refusal
 
 # ---------------------------------------------------------------------------------------------------- what is live
@@ -20,7 +19,7 @@ def test_promoting_makes_a_version_live_and_serves_it(tmp_path: Path) -> None:
         live = await desk.operator.promote(first, if_live=second, caller=OPERATOR)
         assert (live.version, live.why, live.caller) == (1, "promoted", "uid:0")
         folder = desk.operator.adapter_folder(first)
-        assert desk.router.served == [(1, str(folder))]
+        assert desk.router.served == [1]
         assert (tmp_path / "CURRENT").read_text() == f"{folder.name}\n"
         assert desk.told == [("adapter", {"version": 1, "why": "promoted", "pinned": False, "swap_ms": 1.0})]
         assert desk.learner.wakes == 1
@@ -33,7 +32,7 @@ def test_promoting_the_base_serves_it_without_a_folder(tmp_path: Path) -> None:
     async def scenario(desk: Desk) -> None:
         await desk.publish()
         await desk.operator.promote(0, if_live=None, caller=OPERATOR)
-        assert desk.router.served == [(0, None)]
+        assert desk.router.served == [0]
         assert (tmp_path / "CURRENT").read_text() == "base\n"
 
     at_desk(tmp_path, scenario)
@@ -87,6 +86,18 @@ def test_a_version_that_cannot_be_served_is_not_promoted_and_a_rollback_passes_i
     at_desk(tmp_path, scenario)
 
 
+def test_who_promotes_what_the_engine_will_not_serve_is_told_what_is_live_instead(tmp_path: Path) -> None:
+    async def scenario(desk: Desk) -> None:
+        for _ in range(2):
+            await desk.publish()
+        desk.router.instead = 0
+        refused = await refusal(desk.operator.promote(1, if_live=None, caller=OPERATOR))
+        assert (refused.status, refused.code) == (409, "not_servable")
+        assert "version 0 is live" in refused.message
+
+    at_desk(tmp_path, scenario)
+
+
 def test_an_unknown_version_is_not_found(tmp_path: Path) -> None:
     async def scenario(desk: Desk) -> None:
         for call in (
@@ -101,13 +112,13 @@ def test_an_unknown_version_is_not_found(tmp_path: Path) -> None:
     at_desk(tmp_path, scenario)
 
 
-def test_a_dead_serve_worker_does_not_stop_a_promotion(tmp_path: Path) -> None:
+def test_a_serve_worker_that_is_behind_does_not_stop_a_promotion(tmp_path: Path) -> None:
     async def scenario(desk: Desk) -> None:
         first = await desk.publish()
         await desk.publish()
-        desk.router.failure = WorkerLost("the serve worker is not running")
+        desk.router.is_behind = True
         assert (await desk.operator.promote(first, if_live=None, caller=OPERATOR)).version == first
-        assert desk.told[0][0] == "adapter"
+        assert desk.told == [("adapter", {"version": first, "why": "promoted", "pinned": False})]
 
     at_desk(tmp_path, scenario)
 
@@ -121,7 +132,7 @@ def test_rolling_back_goes_to_the_version_before_and_then_further(tmp_path: Path
             assert (live.version, live.why) == (expected, "rolled_back")
         refused = await refusal(desk.operator.rollback(if_live=None, caller=OPERATOR))
         assert (refused.status, refused.code) == (409, "nothing_before")
-        assert [version for version, _ in desk.router.served] == [2, 1, 0]
+        assert desk.router.served == [2, 1, 0]
 
     at_desk(tmp_path, scenario)
 
@@ -165,7 +176,7 @@ def test_pinning_another_version_promotes_it_first(tmp_path: Path) -> None:
     async def scenario(desk: Desk) -> None:
         await desk.publish()
         live = await desk.operator.pin(0, True, if_live=1, caller=OPERATOR)
-        assert (live.version, live.pinned, desk.router.served) == (0, True, [(0, None)])
+        assert (live.version, live.pinned, desk.router.served) == (0, True, [0])
         assert (await audited(desk))[:2] == ["pin", "promote"]
 
     at_desk(tmp_path, scenario)
@@ -200,7 +211,7 @@ def test_who_pins_another_version_moves_the_pin(tmp_path: Path) -> None:
             await desk.publish()
         await desk.operator.pin(2, True, if_live=None, caller=OPERATOR)
         live = await desk.operator.pin(1, True, if_live=2, caller=OPERATOR)
-        assert (live.version, live.pinned, desk.router.served[-1][0]) == (1, True, 1)
+        assert (live.version, live.pinned, desk.router.served[-1]) == (1, True, 1)
         refused = await refusal(desk.operator.rollback(if_live=None, caller=OPERATOR))
         assert refused.code == "pinned"
 

@@ -40,6 +40,7 @@ def parts(**changes: Any) -> Parts:
         "model_name": "smollm2-135m",
         "model_sha256": "a" * 64,
         "live": Live(version=4, since=1_700_000_060.25, why="published", caller="learner", pinned=False),
+        "serving": 4,
         "learner_state": "collecting",
         "learner_why": "5 more ratings make an update",
         "ratings_until_update": 5,

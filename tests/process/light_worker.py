@@ -11,6 +11,9 @@ Environment:
     EDGED_LIGHT_CRASH        a point at which the worker kills itself: serve:start, serve:token, stage:begin,
                              train:start, train:begin, train:mid, train:before_rename, train:after_rename
     EDGED_LIGHT_CRASH_ONCE   a file that is made before the crash; if it is there, nothing crashes
+    EDGED_LIGHT_CRASH_WHILE  a file; it crashes only while that is there
+    EDGED_LIGHT_HOLD         a file; while it is there, answers to prompts with "hold" in them get no further
+    EDGED_LIGHT_REFUSES      a version that it will not start with
     EDGED_LIGHT_DISK_FULL    a file; while it is there, no result of a training can be written
     EDGED_LIGHT_HANG         a point as above at which it stops turning, without dying
 """
@@ -60,6 +63,9 @@ def number(*parts: object) -> int:
 def reach(point: str) -> None:
     """Crash or hang here, if the environment says so."""
     once = os.environ.get("EDGED_LIGHT_CRASH_ONCE")
+    during = os.environ.get("EDGED_LIGHT_CRASH_WHILE")
+    if during and not Path(during).exists():
+        return
     if os.environ.get("EDGED_LIGHT_CRASH") == point and not (once and Path(once).exists()):
         if once:
             Path(once).touch()
@@ -141,6 +147,8 @@ class Serve:
             if file.read(len(GGUF_MAGIC)) != GGUF_MAGIC:
                 raise EngineFault("model_unreadable", f"{start.model_path}: not a GGUF file; check model.path")
         reach("serve:start")
+        if os.environ.get("EDGED_LIGHT_REFUSES") == str(start.adapter.version):
+            raise EngineFault("not_finite", f"version {start.adapter.version} gives NaN; start with another version")
         self.link = link
         self.start = start
         self.swap = Swap(start.adapter.version)
@@ -208,7 +216,13 @@ class Serve:
                 self.begin(request)
         if self.requests and (pause_s := seconds("EDGED_LIGHT_TOKEN_S")):
             time.sleep(pause_s)
+        hold = os.environ.get("EDGED_LIGHT_HOLD")
+        holds = bool(hold and Path(hold).exists())
+        if holds:
+            time.sleep(0.005)
         for request in list(self.requests.values()):
+            if holds and b"hold" in bytes(request.prompt_ids):
+                continue
             for index, choice in enumerate(request.choices):
                 if choice.runs:
                     self.token(request, index)

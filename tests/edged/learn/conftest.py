@@ -27,6 +27,7 @@ from edged.learn.proving import Prover, ProvingSettings
 from edged.learn.trainer import Trainer
 from edged.learn.updating import Updater
 from edged.records import Caller, Episode, Feedback, NewFeedback, Update
+from edged.store.lineage import Lineage
 from edged.store.store import Store
 from engine import protocol
 
@@ -204,13 +205,15 @@ class LightTrainWorker:
 
 
 class LightStage:
-    """The staging of a serve worker. `failures`: what the next calls to `stage` raise."""
+    """Staging and routing on a serve worker. `failures`: what the next calls to `stage` raise. `is_behind`: new
+    requests do not run on what is live yet."""
 
-    def __init__(self) -> None:
+    def __init__(self, lineage: Lineage) -> None:
+        self.lineage = lineage
         self.staged: list[int] = []
         self.live: list[int] = []
         self.failures: collections.deque[Exception] = collections.deque()
-        self.route_failure: Exception | None = None
+        self.is_behind = False
         self.canary = MOVED_CANARY
         self.texts = True
 
@@ -235,11 +238,11 @@ class LightStage:
             longest_gap_ms=3.0,
         )
 
-    async def go_live(self, adapter: protocol.AdapterRef) -> float:
+    async def go_live(self) -> float | None:
         await asyncio.sleep(0)
-        if self.route_failure is not None:
-            raise self.route_failure
-        self.live.append(adapter.version)
+        if self.is_behind:
+            return None
+        self.live.append(self.lineage.live().version)
         return 1.5
 
 
@@ -258,7 +261,7 @@ class Box:
         self.store = store
         self.folders = Folders(root, BASE_SHA256)
         self.worker = LightTrainWorker()
-        self.stage = LightStage()
+        self.stage = LightStage(store.lineage)
         self.progress: list[protocol.Progress] = []
         self.trainer = Trainer(self.worker, start_timeout_s=GUARD_S, on_progress=self.progress.append)
         self.worker.trainer = self.trainer
@@ -271,6 +274,7 @@ class Box:
         self.fluency_tokens = 8
         self.reference = 0
         self.enabled = True
+        self.is_stopping = False
         self.max_attempts = 3
         self.probes: tuple[protocol.ProbeTokens, ...] = PROBES
         self.stages: list[tuple[int, str]] = []
@@ -293,7 +297,7 @@ class Box:
             updates=store.updates,
             trainer=self.trainer,
             prover=self.prover,
-            stage=self.stage,
+            router=self.stage,
             candidates=self.candidates,
             max_attempts=lambda: self.max_attempts,
             on_stage=self._staged,

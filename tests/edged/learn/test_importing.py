@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from adapters.folder import load_adapter_folder, write_adapter_folder
 from adapters.peft import save_peft
-from edged.failure import JobRefused, WorkerLost
+from edged.failure import JobRefused, WorkerBusy, WorkerLost
 from edged.learn.importing import Importer
 from edged.records import Adapter
 from edged.refusal import Refused
@@ -29,12 +29,13 @@ def importer_of(box: Any, lora: protocol.LoraSettings | None = None) -> Importer
         lineage=box.store.lineage,
         trainer=box.trainer,
         prover=box.prover,
-        stage=box.stage,
+        router=box.stage,
         candidates=box.candidates,
         base=box.SHAPE,
         base_sha256=box.BASE_SHA256,
         base_name="small",
         lora=lora or box.LORA,
+        is_stopping=lambda: box.is_stopping,
     )
 
 
@@ -237,12 +238,36 @@ def test_an_adapter_that_cannot_be_judged_is_given_up_and_the_caller_told_to_com
     in_box(scenario)
 
 
-@pytest.mark.parametrize("error", [WorkerLost("died"), JobRefused("engine_error", "cannot load")])
-def test_an_adapter_that_could_not_be_routed_to_is_live_all_the_same(
-    in_box: InBox, peft_folder: Path, error: Exception
-) -> None:
+def test_a_stop_of_the_daemon_is_said_and_speaks_against_no_adapter(in_box: InBox, peft_folder: Path) -> None:
     async def scenario(box: Any) -> None:
-        box.stage.route_failure = error
+        box.is_stopping = True
+        box.stage.failures.append(WorkerLost("the train worker died"))
+        refused = await refusal(box, peft_folder)
+        assert (refused.status, refused.code) == (503, "shutting_down")
+        assert (await box.store.lineage.get(1)).state == "candidate"
+        assert list(box.folders.spool.iterdir()) == []
+
+    in_box(scenario)
+
+
+def test_what_is_live_can_change_while_an_import_waits_for_the_spare_context(in_box: InBox, peft_folder: Path) -> None:
+    async def scenario(box: Any) -> None:
+        await bring(box, peft_folder)
+        box.stage.failures.extend([WorkerBusy("answers still run in the spare context")] * 1000)
+        waiting = asyncio.create_task(bring(box, peft_folder))
+        await box.until(lambda: len(box.stage.failures) < 1000)
+        async with box.candidates:
+            box.stage.failures.clear()
+            await box.store.lineage.set_live(0, why="promoted", caller=box.OPERATOR, if_live=1, now=5.0)
+        adapter = await waiting
+        assert (adapter.version, adapter.state) == (2, "published")
+
+    in_box(scenario)
+
+
+def test_an_adapter_that_is_not_served_yet_is_live_all_the_same(in_box: InBox, peft_folder: Path) -> None:
+    async def scenario(box: Any) -> None:
+        box.stage.is_behind = True
         adapter = await bring(box, peft_folder)
         assert adapter.state == "published"
         assert box.store.lineage.live().version == 1

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from edged.failure import JobRefused, WorkerDown, WorkerFault, WorkerLost
+from edged.failure import JobRefused, WorkerBusy, WorkerDown, WorkerFault, WorkerLost
 from edged.learn import updating
 from edged.learn.folders import bytes_under
 from edged.learn.updating import PutOff
@@ -16,6 +17,8 @@ from edged.records import Update
 from engine import protocol
 
 InBox = Callable[[Callable[[Any], Awaitable[None]]], None]
+MANY = 100_000
+BUSY = WorkerBusy("answers still run in the spare context")
 
 
 @pytest.fixture(autouse=True)
@@ -260,15 +263,43 @@ def test_an_update_whose_parent_is_no_longer_live_is_skipped_and_its_files_go(in
     in_box(scenario)
 
 
-@pytest.mark.parametrize("error", [WorkerLost("died"), JobRefused("engine_error", "cannot load")])
-def test_a_version_that_could_not_be_routed_to_is_live_all_the_same(in_box: InBox, error: Exception) -> None:
+def test_a_version_that_is_not_served_yet_is_live_all_the_same(in_box: InBox) -> None:
     async def scenario(box: Any) -> None:
-        box.stage.route_failure = error
+        box.stage.is_behind = True
         finished = await carry(box)
         assert finished.verdict == "published"
         assert box.store.lineage.live().version == 1
         assert "swap_ms" not in finished.metrics
         assert "swap" not in finished.seconds
+
+    in_box(scenario)
+
+
+def test_a_serve_worker_that_is_not_free_costs_a_candidate_nothing_and_keeps_nobody_out(in_box: InBox) -> None:
+    async def scenario(box: Any) -> None:
+        box.stage.failures.extend([BUSY] * MANY)
+        carried = asyncio.create_task(carry(box))
+        await box.until(lambda: len(box.stage.failures) < MANY)
+        async with box.candidates:  # an operator gets in between two attempts
+            assert box.stage.failures
+            box.stage.failures.clear()
+        assert (await carried).verdict == "published"
+
+    in_box(scenario)
+
+
+def test_an_update_whose_parent_stops_being_live_while_it_waits_is_not_judged(in_box: InBox) -> None:
+    async def scenario(box: Any) -> None:
+        await carry(box)
+        box.stage.failures.extend([BUSY] * MANY)
+        carried = asyncio.create_task(carry(box))
+        await box.until(lambda: len(box.stage.failures) < MANY)
+        async with box.candidates:
+            box.stage.failures.clear()
+            await box.store.lineage.set_live(0, why="promoted", caller=box.OPERATOR, if_live=1, now=5.0)
+        finished = await carried
+        assert (finished.verdict, await box.unused()) == ("skipped", 2)
+        assert "version 0 is live, not 1" in str(finished.reason)
 
     in_box(scenario)
 

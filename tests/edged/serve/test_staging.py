@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from edged.failure import JobRefused, WorkerDown, WorkerLost
-from edged.serve.staging import Staging
+from edged.failure import JobRefused, WorkerBusy, WorkerDown, WorkerLost
+from edged.serve import staging as staging_module
+from edged.serve.staging import NOT_RESIDENT, Staging
 from engine import protocol
 
 ADAPTER = protocol.AdapterRef(version=3, folder="/adapters/v3")
@@ -73,10 +74,6 @@ def stage(staging: Staging) -> Awaitable[protocol.Staged]:
     return staging.stage(ADAPTER, fluency_prompts=("Why?",), fluency_tokens=8, seed=5)
 
 
-def kinds(engine: LightEngine) -> list[type[protocol.Message]]:
-    return [type(message) for message in engine.sent]
-
-
 def test_staging_asks_the_worker_and_returns_its_proof() -> None:
     engine = LightEngine({0})
 
@@ -99,33 +96,34 @@ def test_an_adapter_that_the_worker_cannot_load_is_refused_with_its_code() -> No
     with_staging(LightEngine({0}, unreadable=frozenset({3})), scenario)
 
 
-def test_going_live_routes_to_a_resident_version_at_once() -> None:
-    engine = LightEngine({0, 3})
-
+def test_routing_to_a_version_that_is_nowhere_is_refused() -> None:
     async def scenario(staging: Staging) -> None:
-        assert await staging.go_live(ADAPTER) == 1.5
-        assert kinds(engine) == [protocol.Route]
+        assert (await staging.route(0)).swap_ms == 1.5
+        with pytest.raises(JobRefused, match="not here") as caught:
+            await staging.route(3)
+        assert caught.value.code == NOT_RESIDENT
 
-    with_staging(engine, scenario)
+    with_staging(LightEngine({0}), scenario)
 
 
-def test_going_live_stages_a_version_that_is_not_resident() -> None:
+def test_a_staging_that_takes_long_is_told_as_busy_and_joined_by_who_asks_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(staging_module, "STAGE_WAIT_S", 0.01)
     engine = LightEngine({0})
+    engine.answers = False
 
     async def scenario(staging: Staging) -> None:
-        assert await staging.go_live(ADAPTER) == 1.5
-        assert kinds(engine) == [protocol.Route, protocol.Stage, protocol.Route]
-
-    with_staging(engine, scenario)
-
-
-def test_going_live_with_an_unreadable_adapter_changes_nothing() -> None:
-    engine = LightEngine({0}, unreadable=frozenset({3}))
-
-    async def scenario(staging: Staging) -> None:
-        with pytest.raises(JobRefused, match="half a file"):
-            await staging.go_live(ADAPTER)
-        assert kinds(engine) == [protocol.Route, protocol.Stage]
+        for _ in range(2):
+            with pytest.raises(WorkerBusy, match="v3 waits for the answers"):
+                await stage(staging)
+        assert len(engine.sent) == 1
+        again = asyncio.ensure_future(stage(staging))
+        await asyncio.sleep(0)
+        staging.received(engine.answer(engine.sent[0]))
+        assert (await again).version == 3
+        engine.answers = True
+        assert (await stage(staging)).job_id != (await again).job_id
 
     with_staging(engine, scenario)
 

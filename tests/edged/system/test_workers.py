@@ -53,14 +53,24 @@ class Owner:
         return [event for event in self.happened if isinstance(event, str)]
 
 
-def add(workers: Workers, role: str, limits: supervise.Limits = LIMITS, name: str = "worker") -> Owner:
+async def told_to_start() -> protocol.Message:
+    return START
+
+
+def add(
+    workers: Workers,
+    role: str,
+    limits: supervise.Limits = LIMITS,
+    name: str = "worker",
+    start: Callable[[], Awaitable[protocol.Message]] = told_to_start,
+) -> Owner:
     happened: list[object] = []
     worker = workers.add(
         Role(
             name=name,
             role=role,
             limits=limits,
-            start=lambda: START,
+            start=start,
             on_ready=happened.append,
             on_message=happened.append,
             on_down=happened.append,
@@ -142,6 +152,24 @@ def test_a_worker_that_crashes_is_started_again_with_the_next_epoch(tmp_path: Pa
         assert isinstance(owner.happened[2], protocol.Ready)
         assert owner.worker.pid != first
         assert owner.worker.state.epoch == 2
+
+    in_workers(tmp_path, scenario)
+
+
+def test_a_worker_that_cannot_be_told_what_to_start_with_is_killed_and_tried_again(tmp_path: Path) -> None:
+    failures = [KeyError(2), OSError("the disk is gone")]
+
+    async def start() -> protocol.Message:
+        if failures:
+            raise failures.pop()
+        return START
+
+    async def scenario(workers: Workers) -> None:
+        owner = add(workers, "echo", start=start)
+        owner.worker.want()
+        await owner.until_said(protocol.Ready)
+        assert owner.deaths == ["killed by SIGKILL"] * 2
+        assert owner.worker.state.epoch == 3
 
     in_workers(tmp_path, scenario)
 
