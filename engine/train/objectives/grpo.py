@@ -1,0 +1,63 @@
+"""GRPO (arXiv 2402.03300, section 4.1): an answer is judged by how it did among the answers to the same prompt.
+
+    A_i = (r_i - mean(r)) / (std(r) + 1e-4)             the same at every token (outcome supervision, section 4.1.2)
+    L = -sum_t min(ratio_t A, clip(ratio_t) A) + kl_coef * k3_t                                              (eq. 3, 4)
+
+with the KL in the loss by default, as in the paper, and the clip between parent and new policy (`ppo`). Departures: the
+mean is over the tokens of the whole step, not first over each answer, which would make the tokens of long answers count
+less; groups of equal rewards are left out; pairs are judged cautiously (below).
+
+Dimension letter: K answers of one group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.protocol import TrainJob
+from engine.train.objectives.groups import judge_groups
+from engine.train.objectives.objective import Batch, Item, ItemLoss, Prepared, TokenScores
+from engine.train.objectives.ppo import clipped_surrogate
+
+SPREAD_FLOOR = 1e-4  # as in TRL
+
+
+def group_advantages(rewards: torch.Tensor) -> torch.Tensor:
+    """float[K]: (r - mean) / (std + SPREAD_FLOOR), std with K - 1; exactly 0 where all rewards are equal.
+
+    In a group of two, the deviation is the difference itself: however little the two rewards differ, the quotient is
+    the same. There |A| is at most |r - mean|, so that two nearly equal answers are hardly moved apart.
+
+    Args:
+        rewards: float[K] of one group, K >= 2.
+    Raises:
+        ValueError: a group of one.
+    """
+    if rewards.shape[0] < 2:
+        raise ValueError("a group of one answer cannot be normalised; it has to be left out")
+    if bool((rewards == rewards[0]).all()):
+        return torch.zeros_like(rewards)
+    centred = rewards - rewards.mean()
+    advantages = centred / (rewards.std(correction=1) + SPREAD_FLOOR)
+    if rewards.shape[0] == 2:
+        advantages = advantages.clamp(-centred.abs(), centred.abs())
+    return advantages
+
+
+class Grpo:
+    """Answers of groups, with advantages normalised within each."""
+
+    uses_critic = False
+    uses_mismatched = False
+
+    def prepare(self, batch: Batch, job: TrainJob) -> Prepared:
+        return judge_groups(batch.rated, job, group_advantages)
+
+    def loss(self, item: Item, scores: Sequence[TokenScores], job: TrainJob) -> ItemLoss:
+        constants = item.constants
+        return clipped_surrogate(item.rollouts[0], constants["advantages"], constants["weights"], scores[0], job)
+
+
+OBJECTIVE = Grpo()
