@@ -19,7 +19,7 @@ from engine.generate.sampling import NotFinite
 from engine.generate.scheduler import Admitted, Piece
 from engine.generate.swap import Swap
 from engine.generate.template import BadTemplate
-from engine.protocol import Begun, Cancel, Generate, Message, RequestFailed
+from engine.protocol import Begun, Cancel, ChatMessage, Generate, Message, RequestFailed, Tokenise, Tokenised
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +85,22 @@ class Answering:
             key: Key = (message.request_id, choice.index)
             scheduler.submit(Piece(key, prompt_ids, rows_from=len(prompt_ids) - 1, room=room))
 
+    def tokenise(self, message: Tokenise) -> None:
+        """Send the tokens of a written answer, or why it has none."""
+        try:
+            prompt_ids = self._chat(message.messages) if message.messages is not None else ()
+            completion_ids = self._prompts.answer(message.answer)
+            n_prompt = len(prompt_ids) if message.messages is not None else message.prompt_tokens
+            room = min(self._context_tokens, self._model.n_ctx_train_tokens)
+            if n_prompt + len(completion_ids) > room:
+                n_tokens = n_prompt + len(completion_ids)
+                reason = f"prompt and answer have {n_tokens} tokens together, the context holds {room}"
+                raise _Refused("context_length_exceeded", reason)
+        except _Refused as refused:
+            self._send(RequestFailed(request_id=message.request_id, code=refused.code, message=str(refused)))
+            return
+        self._send(Tokenised(request_id=message.request_id, prompt_ids=prompt_ids, completion_ids=completion_ids))
+
     def cancel(self, message: Cancel) -> None:
         """End a request where it is; a request that is over already is none of our business."""
         answer = self._answers.get(message.request_id)
@@ -124,17 +140,20 @@ class Answering:
             raise _Refused("bad_prompt", "exactly one of messages and prompt must be set")
         if message.n < 1:
             raise _Refused("bad_prompt", f"n: {message.n} choices asked, at least 1 is needed")
-        try:
-            if message.messages is not None:
-                prompt_ids = self._prompts.chat(message.messages)
-            else:
-                assert message.prompt is not None
-                prompt_ids = self._prompts.text(message.prompt)
-        except BadTemplate as error:
-            raise _Refused("bad_template", str(error)) from error
+        if message.messages is not None:
+            prompt_ids = self._chat(message.messages)
+        else:
+            assert message.prompt is not None
+            prompt_ids = self._prompts.text(message.prompt)
         if not prompt_ids:
             raise _Refused("bad_prompt", "prompt: it has no tokens; the model needs at least one")
         return prompt_ids
+
+    def _chat(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
+        try:
+            return self._prompts.chat(messages)
+        except BadTemplate as error:
+            raise _Refused("bad_template", str(error)) from error
 
     def _room(self, message: Generate, prompt_ids: tuple[int, ...]) -> int:
         """The most tokens that each choice may have."""

@@ -128,6 +128,13 @@ class Model:
         token = {"bos": lib.llama_vocab_bos, "eos": lib.llama_vocab_eos}[name](self._vocab)
         return "" if token < 0 else lib.llama_vocab_get_text(self._vocab, token).decode(errors="replace")
 
+    def end_token(self) -> int | None:
+        """The token that ends a turn, or else a text; None if the model has neither."""
+        for token in (lib.llama_vocab_eot(self._vocab), lib.llama_vocab_eos(self._vocab)):
+            if token >= 0:
+                return int(token)
+        return None
+
     def load_adapter(self, path: str) -> Adapter:
         """A GGUF LoRA adapter for this model. Raises AdapterRefused."""
         if not os.path.isfile(path):

@@ -33,6 +33,19 @@ class Prompts:
         """Token ids of a text to continue as it is."""
         return self._model.tokenise(prompt, add_special=True, parse_special=True)
 
+    def answer(self, text: str) -> tuple[int, ...]:
+        """Token ids of an answer that a person wrote, and the token that ends one."""
+        return self._model.tokenise(text, add_special=False, parse_special=False) + self._end_of_answer()
+
+    def _end_of_answer(self) -> tuple[int, ...]:
+        """The token that the template ends an answer with, which generation stops at too; () if the model has none."""
+        if self._template is not None:
+            closing = self._model.tokenise(self._template.after_answer(), add_special=False, parse_special=True)
+            if closing and closing[0] in self._model.eos_ids:
+                return closing[:1]
+        end = self._model.end_token()
+        return () if end is None else (end,)
+
     def probe(self, probe: ProbeText) -> ProbeTokens:
         """A canary probe; the completion is the answer's text alone, without an end of sequence. Raises BadTemplate."""
         completion_ids = self._model.tokenise(probe.assistant, add_special=False, parse_special=False)

@@ -15,6 +15,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from engine.protocol import ChatMessage
 
+_ANSWER = "Good-morning-to-you"  # found again in what a template writes
+
 
 class BadTemplate(ValueError):
     """Raised when the messages do not fit the template, or the template itself is broken."""
@@ -40,11 +42,23 @@ class ChatTemplate:
 
     def render(self, messages: Sequence[ChatMessage]) -> str:
         """The prompt up to where the assistant begins to speak. Raises BadTemplate."""
+        return self._render(messages, add_generation_prompt=True)
+
+    def after_answer(self) -> str:
+        """What stands behind an assistant's finished answer; "" if the template takes no such turn, or hides it."""
+        turns = (ChatMessage(role="user", content="Hi"), ChatMessage(role="assistant", content=_ANSWER))
+        try:
+            text = self._render(turns, add_generation_prompt=False)
+        except BadTemplate:
+            return ""
+        return text.rpartition(_ANSWER)[2] if _ANSWER in text else ""
+
+    def _render(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool) -> str:
         if not messages:
             raise BadTemplate("messages: at least one message is needed")
         plain = [{"role": message.role, "content": message.content} for message in messages]
         try:
-            return self._template.render(messages=plain, add_generation_prompt=True, **self._special)
+            return self._template.render(messages=plain, add_generation_prompt=add_generation_prompt, **self._special)
         except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
             roles = ", ".join(message.role for message in messages)
             raise BadTemplate(f"the model's chat template does not take messages of roles {roles}: {error}") from error

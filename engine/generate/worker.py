@@ -38,6 +38,7 @@ from engine.protocol import (
     Stage,
     StartServe,
     Stop,
+    Tokenise,
     WireError,
 )
 
@@ -126,6 +127,8 @@ class _Loop:
                 self._answering.generate(message)
             case Cancel():
                 self._answering.cancel(message)
+            case Tokenise():
+                self._answering.tokenise(message)
             case Stage():
                 self._staging.stage(message)
             case Route():

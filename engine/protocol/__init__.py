@@ -66,6 +66,8 @@ from engine.protocol.serve import (
     Staged,
     StageFailed,
     StartServe,
+    Tokenise,
+    Tokenised,
     TokenLogprob,
     TopLogprob,
 )
@@ -162,6 +164,8 @@ __all__ = [
     "StartTrain",
     "Stop",
     "TokenLogprob",
+    "Tokenise",
+    "Tokenised",
     "TopLogprob",
     "Train",
     "TrainFailed",
@@ -193,6 +197,7 @@ _REGISTRY: dict[str, type[Message]] = {
     for cls in (
         Hello, Ready, Fault, Beat, Stop,
         StartServe, Generate, Cancel, Begun, Chunk, ChoiceDone, RequestDone, RequestFailed,
+        Tokenise, Tokenised,
         Stage, Staged, StageFailed, Route, Routed, RouteFailed,
         StartScore, Judge, Judged, Fit, Fitted,
         StartTrain, Score, Scored, Train, Progress, Trained, TrainFailed,

@@ -5,6 +5,7 @@
 "cancelled". `Stage` loads an adapter into the spare context and proves it there; it is answered by `Staged` or
 `StageFailed` and changes nothing for requests. `Route` sends new requests to a staged (or still resident) version and
 is answered by `Routed` once the old context takes no new request; requests that run keep their adapter.
+`Tokenise` is answered at once by `Tokenised` or `RequestFailed`.
 """
 
 from __future__ import annotations
@@ -150,6 +151,29 @@ class RequestFailed(Message):
     request_id: str
     code: str
     message: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Tokenise(Message):
+    """The tokens of an answer that a person wrote, as if the model had given it: as whole, with its end.
+
+    messages: what it answers, laid out by the chat template. None where the prompt has its tokens already, because an
+    answer to it was sampled: it has `prompt_tokens` of them.
+    """
+
+    request_id: str
+    messages: tuple[ChatMessage, ...] | None
+    answer: str
+    prompt_tokens: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Tokenised(Message):
+    """prompt_ids: () where no messages were given. completion_ids: the answer's text and the token that ends it."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    completion_ids: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -178,6 +178,8 @@ class Serve:
                     self.generate(message)
                 case protocol.Cancel():
                     self.cancel(message.request_id)
+                case protocol.Tokenise():
+                    self.tokenise(message)
                 case protocol.Stage():
                     self.jobs[message.job_id] = message
                     self.perform(self.swap.stage(message.job_id, message.adapter.version))
@@ -207,6 +209,20 @@ class Serve:
         asked = message.sampling.max_tokens or limit
         seed = message.sampling.seed if message.sampling.seed is not None else number(message.request_id) % 2**31
         self.requests[message.request_id] = Request(message, prompt_ids, seed, min(asked, limit - len(prompt_ids)))
+
+    def tokenise(self, message: protocol.Tokenise) -> None:
+        try:
+            prompt_ids = tuple(chat_text(message.messages).encode()) if message.messages is not None else ()
+            completion_ids = (*message.answer.encode(), EOS_ID)
+            if max(len(prompt_ids), message.prompt_tokens) + len(completion_ids) > self.start.context_tokens:
+                raise EngineFault("context_length_exceeded", "prompt and answer do not fit into the context")
+        except EngineFault as refused:
+            failed = protocol.RequestFailed(request_id=message.request_id, code=refused.code, message=refused.message)
+            self.link.send(failed)
+            return
+        self.link.send(
+            protocol.Tokenised(request_id=message.request_id, prompt_ids=prompt_ids, completion_ids=completion_ids)
+        )
 
     def step(self) -> None:
         """Admit what fits into the slots, then one token of every choice that runs."""
@@ -354,9 +370,13 @@ def prompt_text(message: protocol.Generate) -> str:
         if not message.prompt:
             raise EngineFault("bad_prompt", "prompt: it has no tokens; the model needs at least one")
         return message.prompt
-    if not message.messages:
+    return chat_text(message.messages or ())
+
+
+def chat_text(messages: tuple[protocol.ChatMessage, ...]) -> str:
+    if not messages:
         raise EngineFault("bad_template", "messages: at least one message is needed")
-    return "".join(f"<{m.role}>{m.content}\n" for m in message.messages) + "<assistant>"
+    return "".join(f"<{m.role}>{m.content}\n" for m in messages) + "<assistant>"
 
 
 def adapter_problem(folder: Path) -> str | None:
@@ -405,7 +425,7 @@ class Train:
     def train(self, message: protocol.Train) -> None:
         folder = Path(message.folder)
         job = protocol.from_map(protocol.TrainJob, msgpack.unpackb((folder / protocol.JOB_FILE).read_bytes()))
-        if not job.episodes:
+        if not (job.episodes or job.pairs or job.corrections):
             text = f"{folder}: no episode to learn from"
             self.link.send(protocol.TrainFailed(job_id=job.job_id, code="batch_empty", message=text))
             return

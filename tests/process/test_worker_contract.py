@@ -322,6 +322,55 @@ def test_a_cancel_of_nothing_is_ignored(serving: Worker, kind: Kind) -> None:
     check_request(ask(serving, chat()), 1)
 
 
+def written(answer: str, **changes: Any) -> protocol.Tokenise:
+    messages = (ChatMessage(role="user", content="What is a cat?"),)
+    settings: dict[str, Any] = {"request_id": f"request-{next(_numbers)}", "messages": messages, "answer": answer}
+    return protocol.Tokenise(**(settings | changes))
+
+
+def tokenise(worker: Worker, message: protocol.Tokenise) -> protocol.Tokenised:
+    worker.send(message)
+    said = worker.expect(protocol.Tokenised)
+    assert said.request_id == message.request_id
+    return said
+
+
+@KINDS
+def test_a_written_answer_has_the_prompt_of_a_sampled_one_and_ends_as_one(serving: Worker, kind: Kind) -> None:
+    begun, *_, done, _ = ask(serving, chat(max_tokens=200))
+    assert isinstance(begun, protocol.Begun)
+    assert isinstance(done, protocol.ChoiceDone)
+    assert done.finish_reason == "stop"
+    tokens = tokenise(serving, written("A cat is a small animal."))
+    assert tokens.prompt_ids == begun.prompt_ids
+    assert tokens.completion_ids[-1] == done.completion_ids[-1]
+    assert len(tokens.completion_ids) > 4
+
+
+@KINDS
+def test_an_answer_to_a_prompt_that_has_its_tokens_is_tokenised_alone(serving: Worker, kind: Kind) -> None:
+    whole = tokenise(serving, written("A cat."))
+    alone = tokenise(serving, written("A cat.", messages=None, prompt_tokens=7))
+    assert (alone.prompt_ids, alone.completion_ids) == ((), whole.completion_ids)
+
+
+@KINDS
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        (written("word " * 3000), "context_length_exceeded"),
+        (written("A cat.", messages=None, prompt_tokens=1024), "context_length_exceeded"),
+        (written("A cat.", messages=()), "bad_template"),
+    ],
+)
+def test_a_written_answer_that_cannot_be_one_is_refused(
+    serving: Worker, kind: Kind, message: protocol.Tokenise, code: str
+) -> None:
+    serving.send(message)
+    failed = serving.expect(protocol.RequestFailed)
+    assert (failed.request_id, failed.code) == (message.request_id, code)
+
+
 @KINDS
 @pytest.mark.parametrize(
     ("message", "code"),

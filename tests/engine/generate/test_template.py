@@ -55,3 +55,12 @@ def test_a_template_cannot_reach_out_of_its_sandbox() -> None:
 
 def test_json_keeps_characters_that_html_would_escape() -> None:
     assert template("{{ messages[0].content | tojson }}").render([user("<é>")]) == '"<é>"'
+
+
+def test_what_ends_an_answer_is_read_off_the_template() -> None:
+    assert template(CHATML).after_answer() == "<|im_end|>\n"
+
+
+def test_a_template_that_shows_no_assistants_turn_ends_none() -> None:
+    assert template(STRICT).after_answer() == ""
+    assert template("{{ raise_exception('never') }}").after_answer() == ""
