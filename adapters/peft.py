@@ -144,6 +144,8 @@ def _load_config(folder: Path) -> dict[str, Any]:
         config = json.loads(_read_regular(path, MAX_CONFIG_BYTES))
     except OSError as error:
         raise UnreadableAdapter(f"{path}: cannot be read ({error.strerror}); give the path of a PEFT folder") from error
+    except UnreadableAdapter:
+        raise
     except (ValueError, RecursionError) as error:
         raise UnreadableAdapter(f"{path}: not valid JSON ({error}); export the adapter again") from error
     if not isinstance(config, dict):
@@ -248,7 +250,7 @@ def _fold(
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
         raise UnreadableAdapter(f"{path}: r is {rank!r}, expected a positive integer; export the adapter again")
-    if not isinstance(alpha, int | float) or not 0 < alpha <= MAX_ALPHA:
+    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not 0 < alpha <= MAX_ALPHA:
         raise UnreadableAdapter(
             f"{path}: lora_alpha is {alpha!r}, expected a positive number up to {MAX_ALPHA:g}; export it again"
         )
@@ -305,7 +307,8 @@ def _by_pattern(path: Path, config: Mapping[str, Any], key: str, module: str, de
             raise UnreadableAdapter(f"{path}: {key} has the bad pattern {pattern!r} ({error})") from error
         if found:
             whole = key != "rank_pattern" or isinstance(value, int)
-            if not isinstance(value, int | float) or not whole or not (value > 0 and math.isfinite(value)):
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or not whole or not (value > 0 and math.isfinite(value)):
                 raise UnreadableAdapter(f"{path}: {key}[{pattern!r}] is {value!r}, expected a positive number")
             return value
     return default

@@ -193,8 +193,8 @@ class Operator:
         return {"accepted": accepted, "reason": reason}
 
     async def pause(self, *, caller: Caller) -> None:
+        await self._audit.add("pause", {}, caller=caller)  # first: what is not written down does not happen
         await asyncio.to_thread(adapter_files.write_file_atomically, self._state_folder / PAUSED_FILE, b"")
-        await self._audit.add("pause", {}, caller=caller)
         self._learner.pause(True)
 
     async def resume(self, *, caller: Caller) -> None:
@@ -202,8 +202,8 @@ class Operator:
             (self._state_folder / PAUSED_FILE).unlink(missing_ok=True)
             adapter_files.fsync_folder(self._state_folder)
 
-        await asyncio.to_thread(remove)
         await self._audit.add("resume", {}, caller=caller)
+        await asyncio.to_thread(remove)
         self._learner.pause(False)
 
     async def audit(self, *, limit: int) -> list[AuditEntry]:

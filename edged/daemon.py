@@ -128,6 +128,7 @@ class Daemon:
             ),
         )
         self._stop = asyncio.Event()
+        self._is_announced = False  # READY was sent
         self._parts: Assembly
 
     async def run(self) -> int:
@@ -217,6 +218,7 @@ class Daemon:
             print(f"edged: the model cannot be served: {fault.message}", file=sys.stderr)
             return EXIT_CONFIG
         if not stop.done():
+            self._is_announced = True
             self._notifier.ready(status.one_line(self._parts.parts()))
             log.info("ready after %.1f s", time.monotonic() - self._started_at)
         every_s = notify.watchdog_every_s(os.environ, os.getpid())
@@ -246,7 +248,8 @@ class Daemon:
 
     def _reload(self) -> None:
         """SIGHUP: take over what can change while running, and say what cannot."""
-        self._notifier.reloading()
+        if self._is_announced:  # else it is no reload to the service manager: READY ends the start
+            self._notifier.reloading()
         try:
             new = self._reload_settings()
         except config.ConfigError as error:
@@ -259,7 +262,8 @@ class Daemon:
             if needs_restart:
                 log.warning("these keys change at the next start only: %s", ", ".join(needs_restart))
             self._parts.learner.wake()
-        self._notifier.ready(status.one_line(self._parts.parts()))
+        if self._is_announced:
+            self._notifier.ready(status.one_line(self._parts.parts()))
 
     async def _report(self) -> None:
         while True:

@@ -16,7 +16,7 @@ class Book(Protocol):
 
     async def add_many(
         self, feedback: Sequence[NewFeedback], *, idempotency_keys: Sequence[str | None] = ()
-    ) -> list[Feedback | Refused]: ...
+    ) -> list[tuple[Feedback, bool] | Refused]: ...
 
     async def get(self, feedback_id: str) -> Feedback | None: ...
 
@@ -47,5 +47,5 @@ class Ratings:
         self, feedback: Sequence[NewFeedback], *, idempotency_keys: Sequence[str | None] = ()
     ) -> list[Feedback | Refused]:
         results = await self._book.add_many(feedback, idempotency_keys=idempotency_keys)
-        self._on_rated([result for result in results if isinstance(result, Feedback)])
-        return results
+        self._on_rated([result[0] for result in results if not isinstance(result, Refused) and result[1]])
+        return [result if isinstance(result, Refused) else result[0] for result in results]

@@ -71,6 +71,7 @@ def build_app(
         # Their pages load scripts from a CDN, which a box without a network cannot.
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,  # a path that is none is told so, in the error shape of all others
         exception_handlers={RequestValidationError: on_validation_error, HTTPException: on_http_exception},
         middleware=[
             Middleware(Errors),

@@ -2,6 +2,8 @@
 
 - It says who is at the other end (`edged.api.peer`).
 - A request head must be complete in time, and so must the rest of a body that was refused; uvicorn would wait for ever.
+- Who ends his half of the connection is gone: a request of his that runs is cancelled. A client must keep it open until
+  it has its answer, because otherwise nobody could tell that he left.
 - What is answered before a request exists (bad HTTP, too many connections) has OpenAI's error shape too.
 """
 

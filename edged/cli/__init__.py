@@ -6,8 +6,10 @@ composition roots. Nothing here imports torch, llama.cpp, FastAPI or httpx befor
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
+from typing import NoReturn
 
 
 def main() -> None:
@@ -17,11 +19,23 @@ def main() -> None:
     from edged.cli.show import print_error
 
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # here, where a disk that is full can still be told of
     except CommandError as error:
         print_error(error.message, error.hint)
         sys.exit(error.code)
     except BrokenPipeError:
-        # The reader of our output went away (`| head`): not an error of ours, but nothing can be written any more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        _give_up_output()  # its reader went away (`| head`): not an error of ours
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        print_error(f"the output cannot be written: {error.strerror}", "make room where it goes to")
+        _give_up_output()
+
+
+def _give_up_output() -> NoReturn:
+    """Leave: nothing can be written to standard output any more, not even what is buffered."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(1)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
@@ -78,9 +79,18 @@ def find_peer(
         return _first_that_answers(exists, why_not or refusal_of_socket)
     if connect.startswith("unix:") and len(connect) > len("unix:"):
         return Peer(socket=Path(connect.removeprefix("unix:")))
-    if connect.startswith(("http://", "https://")):
+    if connect.startswith(("http://", "https://")) and _is_address(connect):
         return Peer(url=connect.rstrip("/"))
     raise typer.BadParameter(f"{connect!r}: expected unix:PATH, http://HOST:PORT or https://HOST:PORT")
+
+
+def _is_address(url: str) -> bool:
+    """Whether it names a host, and a port that there can be."""
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def _first_that_answers(exists: Callable[[Path], bool], why_not: Callable[[Path], str | None]) -> Peer:

@@ -42,6 +42,8 @@ class Folders:
         kept = {self.job(update_id) for update_id in unfinished_updates}
         for folder in (self.adapters, self.checkpoints, self.spool):
             folder.mkdir(exist_ok=True)
+        # The workers died with the daemon before, so nobody writes anywhere here now.
+        for folder in (self._state_folder, self._state_folder / "cache", self.adapters, self.checkpoints, self.spool):
             store.remove_leftovers(folder)
         for folder in self.spool.iterdir():
             if folder in kept:

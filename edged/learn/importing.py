@@ -121,7 +121,11 @@ class Importer:
     def _check_profile(self, weights: AdapterWeights) -> None:
         """Blocking: reads the live version. Its scale may differ: that is no matter of training on."""
         live = self._lineage.live().version
-        folder = self._folders.versions()[live] if live else None
+        folder = self._folders.versions().get(live)
+        if live and folder is None:
+            raise Refused(
+                409, "no_files", f"the files of v{live}, which is live, are gone; promote another version, then import"
+            )
         ours, theirs = profile.in_force(folder, self._lora, self._base), profile.of_weights(weights)
         if (ours.rank, ours.modules) != (theirs.rank, theirs.modules):
             whose = f"v{live}, which is live, has" if live else "[lora] asks for"

@@ -88,7 +88,7 @@ class Learner:
         self._on_change = on_change
         self._on_finished = on_finished
         self._awake = asyncio.Event()
-        self._held_until = 0.0
+        self._held_until = 0.0  # monotonic: a clock that is set back must not make it a day
         self._held_why = ""
         self._hold_s = HOLD_FIRST_S
         self.switches = Switches()
@@ -119,9 +119,9 @@ class Learner:
                 await self._sleep(decision.wake_at)
 
     async def _sleep(self, wake_at: float | None) -> None:
-        until = [at for at in (wake_at, self._held_until) if at is not None and at > time.time()]
+        waits_s = [self._held_until - time.monotonic(), 0.0 if wake_at is None else wake_at - time.time()]
         try:
-            async with asyncio.timeout(min(until) - time.time() if until else None):
+            async with asyncio.timeout(min((wait_s for wait_s in waits_s if wait_s > 0.0), default=None)):
                 await self._awake.wait()
         except TimeoutError:
             return
@@ -170,7 +170,7 @@ class Learner:
             await self._ratings.drop([(choice.feedback_id, reason) for choice, reason in decision.drops])
         elif not decision.batch:
             self.switches.asked = False
-        decision = self._as_possible(decision, now)
+        decision = self._as_possible(decision, view)
         if decision.want_trainer:
             self._trainer.warm_up()
         self.ratings_until_update = decision.ratings_until_update
@@ -178,9 +178,13 @@ class Learner:
             self._show(decision.state, decision.why)
         return decision, view
 
-    def _as_possible(self, decision: plan.Decision, now: float) -> plan.Decision:
-        """The decision, without its batch while the workers cannot carry it out."""
-        if now < self._held_until and decision.want_trainer:
+    def _as_possible(self, decision: plan.Decision, view: plan.View) -> plan.Decision:
+        """The decision, without its batch while it cannot be carried out."""
+        live = self._lineage.live().version
+        if live not in view.versions_on_disk and decision.want_trainer:
+            why = f"the files of v{live}, which is live, are gone; promote another version, or bring them back"
+            return dataclasses.replace(decision, state="paused", batch=(), want_trainer=False, why=why)
+        if time.monotonic() < self._held_until and decision.want_trainer:
             return dataclasses.replace(
                 decision, state="paused", batch=(), want_trainer=False, why=f"{self._held_why}; it is tried again later"
             )
@@ -189,7 +193,7 @@ class Learner:
                 decision,
                 state="collecting",
                 batch=(),
-                wake_at=now + PROBES_POLL_S,
+                wake_at=time.time() + PROBES_POLL_S,
                 why="the serve worker is starting",
             )
         return decision
@@ -247,7 +251,7 @@ class Learner:
 
     async def _put_off(self, update: Update, why: str) -> None:
         """Give an update back, and make none for a while: what was lacking comes back, or somebody sees it."""
-        self._held_until, self._held_why = time.time() + self._hold_s, why
+        self._held_until, self._held_why = time.monotonic() + self._hold_s, why
         log.error("update %d is put off, next try in %.0f s: %s", update.id, self._hold_s, why)
         self._hold_s = min(HOLD_MAX_S, self._hold_s * 2)
         await self._give_back(update, why)

@@ -69,8 +69,9 @@ class FeedbackRows:
 
     async def add_many(
         self, feedback: Sequence[NewFeedback], *, idempotency_keys: Sequence[str | None] = ()
-    ) -> list[Feedback | Refused]:
-        """One result per item, in order; a refused item does not stop the others. One commit for all.
+    ) -> list[tuple[Feedback, bool] | Refused]:
+        """One result per item, in order: the row and whether it is new. A refused item does not stop the others. One
+        commit for all.
 
         `idempotency_keys` is empty or as long as `feedback`.
         """
@@ -90,7 +91,7 @@ class FeedbackRows:
             self._count([outcome for outcome in outcomes if not isinstance(outcome, Refused)])
 
         outcomes = await self._database.write(insert, count)
-        return [outcome if isinstance(outcome, Refused) else outcome[0] for outcome in outcomes]
+        return [outcome if isinstance(outcome, Refused) else outcome[:2] for outcome in outcomes]
 
     async def get(self, feedback_id: str) -> Feedback | None:
         def read(connection: apsw.Connection) -> Feedback | None:

@@ -18,7 +18,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -213,12 +212,9 @@ class Workers:
         self._command = tuple(command)
         self._environment = environment
         self._workers: dict[str, Worker] = {}
-        self._own_folder: tempfile.TemporaryDirectory[str] | None = None
-        path = runtime_folder / "link.sock"
-        if len(os.fsencode(path)) > SOCKET_PATH_MAX_BYTES:
-            self._own_folder = tempfile.TemporaryDirectory(prefix="edged-")
-            path = Path(self._own_folder.name) / "link.sock"
-        self._path = path
+        self._folder_fd = -1
+        self._path = runtime_folder / "link.sock"
+        self._address = self._path  # by which the socket is bound and found
         self._context = zmq.asyncio.Context()
         self._router: zmq.asyncio.Socket | None = None
         self._receiving: asyncio.Task[None] | None = None
@@ -239,9 +235,13 @@ class Workers:
         router.setsockopt(zmq.HEARTBEAT_IVL, 2000)
         router.set_hwm(10_000)
         self._path.unlink(missing_ok=True)
+        if len(os.fsencode(self._path)) > SOCKET_PATH_MAX_BYTES:
+            # The socket lies in the same folder all the same: the kernel only limits the name that it is given.
+            self._folder_fd = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._address = Path(f"/proc/{os.getpid()}/fd/{self._folder_fd}") / self._path.name
         old_mask = os.umask(0o177)
         try:
-            router.bind(f"ipc://{self._path}")
+            router.bind(f"ipc://{self._address}")
         finally:
             os.umask(old_mask)
         self._router = router
@@ -260,8 +260,8 @@ class Workers:
             self._router.close()
         self._context.term()
         self._path.unlink(missing_ok=True)
-        if self._own_folder is not None:
-            self._own_folder.cleanup()
+        if self._folder_fd >= 0:
+            os.close(self._folder_fd)
 
     def send(self, name: str, epoch: int, message: protocol.Message) -> None:
         assert self._router is not None
@@ -273,7 +273,7 @@ class Workers:
         """A new process of `role`; it reports on the link."""
         environment = {key: os.environ[key] for key in ENVIRONMENT_KEPT if key in os.environ}
         environment |= {
-            protocol.ENV_ENDPOINT: f"ipc://{self._path}",
+            protocol.ENV_ENDPOINT: f"ipc://{self._address}",
             protocol.ENV_NAME: role.name,
             protocol.ENV_EPOCH: str(epoch),
             "EDGED_DAEMON_PID": str(os.getpid()),

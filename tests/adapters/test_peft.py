@@ -252,6 +252,9 @@ def test_a_module_with_one_matrix_only_is_refused(folder, base):
         ({"r": 0}, "r is 0"),
         ({"r": "8"}, "r is '8'"),
         ({"lora_alpha": None}, "lora_alpha is None"),
+        ({"lora_alpha": True}, "lora_alpha is True"),
+        ({"alpha_pattern": {"q_proj": True}}, "expected a positive number"),
+        ({"rank_pattern": {"q_proj": True}}, "expected a positive number"),
         ({"alpha_pattern": {"q_proj": -1}}, "expected a positive number"),
         ({"rank_pattern": {"q_proj(": 4}}, "bad pattern"),
         ({"rank_pattern": ["q_proj"]}, "must be an object"),
@@ -280,8 +283,9 @@ def test_a_missing_folder_is_refused(tmp_path, base):
 def test_a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(folder, base, name):
     (folder / name).unlink()
     os.mkfifo(folder / name)
-    with pytest.raises(UnreadableAdapter, match="ordinary file"):
+    with pytest.raises(UnreadableAdapter, match="ordinary file") as caught:
         load_peft(folder, base)
+    assert "JSON" not in str(caught.value)
 
 
 def test_a_scale_that_float32_cannot_hold_is_unreadable(folder, base):

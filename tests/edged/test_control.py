@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -228,6 +230,25 @@ def test_unpinning_a_version_that_is_not_live_changes_nothing(tmp_path: Path) ->
 
 
 # ------------------------------------------------------------------------------------------------------------ rest
+
+
+@pytest.mark.parametrize("change", ["pause", "resume"])
+def test_a_switch_that_cannot_be_written_down_does_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    async def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def scenario(desk: Desk) -> None:
+        if change == "resume":
+            await desk.operator.pause(caller=OPERATOR)
+        before = (PAUSED_FILE in os.listdir(tmp_path), list(desk.learner.paused))
+        monkeypatch.setattr(desk.store.audit, "add", full)
+        with pytest.raises(OSError, match="No space"):
+            await getattr(desk.operator, change)(caller=OPERATOR)
+        assert (PAUSED_FILE in os.listdir(tmp_path), desk.learner.paused) == before
+
+    at_desk(tmp_path, scenario)
 
 
 def test_a_pause_outlives_the_daemon(tmp_path: Path) -> None:

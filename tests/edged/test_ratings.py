@@ -53,10 +53,11 @@ class LightBook:
 
     async def add_many(
         self, feedback: Sequence[NewFeedback], *, idempotency_keys: Sequence[str | None] = ()
-    ) -> list[Feedback | Refused]:
+    ) -> list[tuple[Feedback, bool] | Refused]:
         await asyncio.sleep(0)
         self.log.append("on disk")
-        return [stored(1), Refused(404, "completion_not_found", "no such completion"), stored(2)]
+        refused = Refused(404, "completion_not_found", "no such completion")
+        return [(stored(1), True), refused, (stored(2), True), (stored(3), False)]
 
     async def get(self, feedback_id: str) -> Feedback | None:
         return stored(1)
@@ -86,10 +87,12 @@ def test_a_repeated_request_is_not_told_again() -> None:
     assert book.log == ["on disk"]
 
 
-def test_of_many_only_the_accepted_ones_are_told() -> None:
+def test_of_many_only_the_accepted_ones_that_are_new_are_told() -> None:
     ratings, book = make()
-    results = asyncio.run(ratings.add_many([NEW] * 3))
-    assert [isinstance(result, Refused) for result in results] == [False, True, False]
+    results = asyncio.run(ratings.add_many([NEW] * 4))
+    assert [result if isinstance(result, Feedback) else None for result in results] == [
+        stored(1), None, stored(2), stored(3)
+    ]  # fmt: skip
     assert book.log == ["on disk", "told fb-1 fb-2"]
 
 

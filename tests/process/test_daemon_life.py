@@ -80,6 +80,26 @@ def test_the_manager_hears_ready_only_when_answers_can_be_given_then_pings_then_
     assert daemon.process.wait(60) == 0
 
 
+def test_a_reload_before_anything_can_be_answered_is_no_readiness(
+    start_light: Any, manager: Manager, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    broken.touch()
+    environment = {
+        "NOTIFY_SOCKET": str(manager.path), "EDGED_LIGHT_CRASH": "serve:start", "EDGED_LIGHT_CRASH_WHILE": str(broken)
+    }  # fmt: skip
+    daemon = start_light(environment=environment, wait=False)
+    daemon.until(lambda: daemon.client.get("/readyz").status_code == 503)
+    daemon.process.send_signal(signal.SIGHUP)
+    daemon.until(lambda: "reloaded" in daemon.log.read_text())
+    broken.unlink()
+    line = manager.next_line("")
+    while not line.startswith("READY=1"):
+        assert not line.startswith("RELOADING")
+        line = manager.next_line("")
+    assert daemon.client.get("/readyz").status_code == 200
+
+
 def test_a_frozen_daemon_stops_feeding_the_watchdog(start_light: Any, manager: Manager) -> None:
     environment = {"NOTIFY_SOCKET": str(manager.path), "WATCHDOG_USEC": str(int(WATCHDOG_S * 1e6))}
     daemon = start_light(environment=environment)

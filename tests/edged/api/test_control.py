@@ -245,11 +245,13 @@ def test_what_is_not_there_and_what_is_not_taken_have_the_usual_shape(tmp_path: 
     async def run() -> None:
         async with serving(tmp_path) as light:
             missing = await light.unix.get("/v1/nothing")
+            slash = await light.unix.get("/v1/status/")
             wrong = await light.unix.put("/v1/status")
             query = await light.unix.get("/v1/updates", params={"limit": "many"})
             path = await light.unix.post("/v1/adapters/-1/promote")
 
         assert (missing.status_code, missing.json()["error"]["code"]) == (404, "not_found")
+        assert (slash.status_code, slash.json()["error"]["code"]) == (404, "not_found")
         assert (wrong.status_code, wrong.headers["allow"]) == (405, "GET")
         assert (query.status_code, query.json()["error"]["param"]) == (400, "limit")
         assert (path.status_code, path.json()["error"]["param"]) == (400, "version")

@@ -51,7 +51,17 @@ def test_usage_errors_are_exit_code_2(cli) -> None:
     assert cli("no-such-verb").returncode == 2
     assert cli("adapters", "promote").returncode == 2
     assert cli("keys", "create", "app", "--scope", "root").returncode == 2
-    assert cli("status", "--connect", "ftp://box").returncode == 2
+    for address in ("ftp://box", "http://", "http://[::1", "http://box:http", "http://box:99999"):
+        assert cli("status", "--connect", address).returncode == 2
+
+
+def test_output_that_cannot_be_written_is_one_line_and_exit_code_1() -> None:
+    command = [sys.executable, "-P", "-m", "edged", "check-config"]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=100, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("edged: the output cannot be written: No space left on device")
+    assert "Traceback" not in done.stderr
 
 
 def test_help_imports_nothing_heavy() -> None:

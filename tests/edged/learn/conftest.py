@@ -26,7 +26,7 @@ from edged.learn.plan import Rules
 from edged.learn.proving import Prover, ProvingSettings
 from edged.learn.trainer import Trainer
 from edged.learn.updating import Updater
-from edged.records import Caller, Episode, Feedback, NewFeedback, Update
+from edged.records import Caller, Episode, NewFeedback, Update
 from edged.store.lineage import Lineage
 from edged.store.store import Store
 from engine import protocol
@@ -379,7 +379,7 @@ class Box:
             ]
         )
         self.learner.wake()
-        return [feedback.id for feedback in stored if isinstance(feedback, Feedback)]
+        return [outcome[0].id for outcome in stored if isinstance(outcome, tuple)]
 
     def feedback_on(self, completion_id: str, rating: float = 1.0, user: str | None = None) -> NewFeedback:
         """A rating as it comes in."""

@@ -69,11 +69,16 @@ def test_prepare_clears_what_a_crash_left_and_keeps_unfinished_jobs(tmp_path: Pa
         "spool/update-1",
         "spool/update-2",
         "spool/import-4",
+        "cache",
+        "cache/base-0011.tmp",
     ):
         (tmp_path / name).mkdir()
+    (tmp_path / "CURRENT.tmp").touch()
+    (tmp_path / "cache" / "base-0011.json").touch()
     folders.prepare([2])
+    assert not (tmp_path / "CURRENT.tmp").exists()
     left = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.glob("*/*"))
-    assert left == ["spool/update-2"]
+    assert left == ["cache/base-0011.json", "spool/update-2"]
 
 
 def test_prepare_does_not_touch_published_files(folders: Folders, candidate: Path) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -442,8 +444,12 @@ def test_an_update_that_the_machine_could_not_make_leaves_the_ratings_and_waits(
     in_box(scenario)
 
 
-def test_a_trainer_that_can_run_again_is_used_after_the_hold(in_box: InBox, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("clock_goes_back_s", [0.0, 86_400.0])
+def test_a_trainer_that_can_run_again_is_used_after_the_hold(
+    in_box: InBox, monkeypatch: pytest.MonkeyPatch, clock_goes_back_s: float
+) -> None:
     monkeypatch.setattr(learner_module, "HOLD_MAX_S", 0.05)
+    wall = time.time
 
     async def scenario(box: Any) -> None:
         box.learner._hold_s = 0.05
@@ -451,8 +457,27 @@ def test_a_trainer_that_can_run_again_is_used_after_the_hold(in_box: InBox, monk
         async with running(box):
             await box.rate(*UP_AND_DOWN)
             await box.until(lambda: bool(box.finished))
+            monkeypatch.setattr(time, "time", lambda: wall() - clock_goes_back_s)
             box.worker.fault = None
             await box.until(lambda: box.finished[-1].verdict == "published")
+
+    in_box(scenario)
+
+
+def test_no_update_is_planned_on_a_live_version_without_files(in_box: InBox, tmp_path: Path) -> None:
+    async def scenario(box: Any) -> None:
+        async with running(box):
+            await box.rate(*UP_AND_DOWN)
+            await box.until(lambda: bool(box.finished))
+            folder = box.folders.versions()[1]
+            folder.rename(tmp_path / "elsewhere")
+            await box.rate(*UP_AND_DOWN)
+            await box.until(lambda: box.learner.state == "paused")
+            assert "the files of v1, which is live, are gone" in box.learner.why
+            (tmp_path / "elsewhere").rename(folder)
+            box.learner.wake()
+            await box.until(lambda: len(box.finished) == 2)
+        assert [(update.version, update.verdict) for update in box.finished] == [(1, "published"), (2, "published")]
 
     in_box(scenario)
 

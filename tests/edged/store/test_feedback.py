@@ -143,13 +143,15 @@ def test_a_batch_gives_one_result_for_each_item_in_order(
         await store.episodes.add(make_episode("c"))
         items = [make_feedback("c", 1.0), make_feedback("none", 1.0), make_feedback("c", -1.0), make_feedback("c", 0.5)]
         outcomes = await store.feedback.add_many(items, idempotency_keys=["k", None, "k", None])
-        first, unknown, conflict, last = outcomes
+        stored, unknown, conflict, newest = outcomes
         assert refusal(unknown) == (404, "completion_not_found")
         assert refusal(conflict) == (409, "idempotency_conflict")
-        assert isinstance(first, Feedback)
-        assert isinstance(last, Feedback)
-        assert last.replaces == first.id
+        assert isinstance(stored, tuple)
+        assert isinstance(newest, tuple)
+        (first, first_is_new), (last, last_is_new) = stored, newest
+        assert (first_is_new, last_is_new, last.replaces) == (True, True, first.id)
         assert store.feedback.counts() == (2, 1)
+        assert await store.feedback.add_many(items[:1], idempotency_keys=["k"]) == [(first, False)]
         assert await store.feedback.add_many([]) == []
 
     in_store(scenario)
