@@ -147,6 +147,8 @@ class Serve:
             if file.read(len(GGUF_MAGIC)) != GGUF_MAGIC:
                 raise EngineFault("model_unreadable", f"{start.model_path}: not a GGUF file; check model.path")
         reach("serve:start")
+        if start.adapter.folder is not None and (problem := adapter_problem(Path(start.adapter.folder))):
+            raise EngineFault("adapter_unreadable", f"version {start.adapter.version}: {problem}")
         if os.environ.get("EDGED_LIGHT_REFUSES") == str(start.adapter.version):
             raise EngineFault("not_finite", f"version {start.adapter.version} gives NaN; start with another version")
         self.link = link
@@ -380,10 +382,11 @@ def chat_text(messages: tuple[protocol.ChatMessage, ...]) -> str:
 
 
 def adapter_problem(folder: Path) -> str | None:
-    """What is wrong with an adapter folder, as far as names and sizes show it."""
+    """What is wrong with an adapter folder: a file that is not what the manifest says."""
     try:
         files = json.loads((folder / "manifest.json").read_text())["files"]
-        wrong = [name for name, entry in files.items() if (folder / name).stat().st_size != entry["n_bytes"]]
+        hashes = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in files}
+        wrong = [name for name, entry in files.items() if hashes[name] != entry["sha256"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         return f"{folder}: {error}"
     return f"{folder}: {wrong[0]} is not what was published" if wrong else None

@@ -698,6 +698,23 @@ def test_a_file_that_is_no_model_is_a_fault_and_not_worth_another_try(
 
 
 @KINDS
+def test_an_adapter_that_is_not_what_was_published_is_a_fault_at_the_start(
+    open_worker: Callable[[Kind, str], Worker], kind: Kind, packaged_model: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "adapter"
+    write_adapter(folder, packaged_model, 5)
+    data = bytearray((folder / "adapter.gguf").read_bytes())
+    data[-1] ^= 1
+    (folder / "adapter.gguf").write_bytes(data)
+    worker = open_worker(kind, "serve")
+    worker.send(start_serve(packaged_model, adapter=AdapterRef(version=5, folder=str(folder))))
+    fault = worker.expect(protocol.Fault)
+    assert fault.code == "adapter_unreadable"
+    assert str(folder) in fault.message
+    assert worker.process.wait(HANG_GUARD_S) == protocol.EXIT_FAULT
+
+
+@KINDS
 def test_a_worker_whose_link_is_gone_leaves(
     open_worker: Callable[[Kind, str], Worker], kind: Kind, packaged_model: Path
 ) -> None:
