@@ -28,6 +28,7 @@ from edged.learn.importing import Importer
 from edged.learn.learner import Learner
 from edged.learn.proving import Prover
 from edged.learn.scoring import Scorer
+from edged.learn.tokenising import Tokenising
 from edged.learn.trainer import Trainer
 from edged.learn.updating import Updater
 from edged.ratings import Ratings
@@ -37,6 +38,7 @@ from edged.serve.admission import Limits as AdmissionLimits
 from edged.serve.answers import Answers
 from edged.serve.routing import Routing
 from edged.serve.staging import Staging
+from edged.serve.tokenising import Tokeniser
 from edged.serve.translation import Serving
 from edged.settings import Settings
 from edged.store.store import Store
@@ -89,8 +91,11 @@ class Assembly:
         """The HTTP application on these parts."""
         return build_app(
             answers=self.answers,
-            feedback=Ratings(self._store.feedback, self._rated),
-            episodes=RecordedAnswers(self._store.episodes, lambda: forget_removed(self._store.episodes, self._folders)),
+            feedback=Ratings(self._store.feedback, self._rated, self.tokenising.wake),
+            episodes=RecordedAnswers(
+                self._store.episodes,
+                lambda: forget_removed(self._store.episodes, self._store.written, self._folders),
+            ),
             control=self._operator,
             keys=self._store.keys,
             settings=resolved.LiveApiSettings(self._settings),
@@ -121,6 +126,7 @@ class Assembly:
             self._episode_recorded,
         )
         self._staging = Staging(self.serve_worker)
+        self._tokeniser = Tokeniser(self.serve_worker)
         self.routing = Routing(self._staging, self._live_adapter, self._replace, self._announce_status)
 
     def _build_learning(self) -> None:
@@ -140,6 +146,7 @@ class Assembly:
             probes=self._probes,
             ratings=self._store.feedback,
             episodes=self._store.episodes,
+            written=self._store.written,
             updates=self._store.updates,
             lineage=self._store.lineage,
             folders=self._folders,
@@ -149,6 +156,12 @@ class Assembly:
             on_finished=self._update_finished,
         )
         self.learner.switches.paused = (self._state_folder / PAUSED_FILE).exists()
+        self.tokenising = Tokenising(
+            self._store.written,
+            self._tokeniser,
+            base_sha256=self._model.sha256,
+            on_tokenised=self.learner.wake,
+        )
         self.scorer = Scorer(
             self._trainer,
             self._store.episodes,
@@ -249,17 +262,19 @@ class Assembly:
         self.served.set()
         self.routing.ready(self._started_on)
         self.answers.ready()
+        self.tokenising.wake()
         self.learner.wake()
         self._announce_status()
 
     def _serve_said(self, message: protocol.Message) -> None:
-        if not (self.answers.received(message) or self._staging.received(message)):
+        if not any(part.received(message) for part in (self._tokeniser, self.answers, self._staging)):
             log.warning("the serve worker sent a %s that nobody expects", type(message).__name__)
 
     def _serve_down(self, why: str) -> None:
         self.answers.down()
         self.routing.down()
         self._staging.down()
+        self._tokeniser.down()
         self._announce_status()
 
     def _serve_faulted(self, fault: protocol.Fault) -> None:
@@ -304,6 +319,8 @@ class Assembly:
 
     def _rated(self, rows: list[Feedback]) -> None:
         self.learner.wake()
+        if any(row.correction is not None for row in rows):
+            self.tokenising.wake()
         for row in rows:
             self.events.publish("feedback", feedback_object(row))
 
@@ -324,6 +341,14 @@ class Assembly:
             return False, "the serve worker is starting"
         return True, "ready"
 
+    def _dropped(self) -> dict[str, int]:
+        """Reason -> ratings, pairs and corrections that no update can use, or not on this base model."""
+        dropped = self._store.feedback.drop_counts()
+        for reason, number in {**self.learner.written.dropped, "other_base": self.learner.elsewhere}.items():
+            if number:
+                dropped[reason] = dropped.get(reason, 0) + number
+        return dropped
+
     def parts(self) -> status.Parts:
         """Everything that a status shows, as it is now."""
         learner, store = self.learner, self._store
@@ -343,7 +368,8 @@ class Assembly:
             progress=None if progress is None else (progress.stage, progress.done, progress.total),
             updates_total=store.updates.count_finished(),
             latest=store.updates.latest_finished(),
-            dropped=store.feedback.drop_counts() | ({"other_base": learner.elsewhere} if learner.elsewhere else {}),
+            dropped=self._dropped(),
+            written=learner.written,
             active=self.answers.active,
             queued=self.answers.queued,
             counters=self.answers.counters(),

@@ -28,14 +28,16 @@ class Book(Protocol):
 
 
 class Ratings:
-    """Implements `edged.api.ports.FeedbackBook`; `on_rated` is called after rows are on disk."""
+    """Implements `edged.api.ports.FeedbackBook`; `on_rated` and `on_preferred` are called after rows are on disk."""
 
-    def __init__(self, book: Book, on_rated: Callable[[list[Feedback]], None]) -> None:
+    def __init__(
+        self, book: Book, on_rated: Callable[[list[Feedback]], None], on_preferred: Callable[[], None]
+    ) -> None:
         self._book = book
         self._on_rated = on_rated
+        self._on_preferred = on_preferred
         self.get = book.get
         self.list = book.list
-        self.prefer = book.prefer
 
     async def add(self, feedback: NewFeedback, *, idempotency_key: str | None) -> tuple[Feedback, bool]:
         stored, created = await self._book.add(feedback, idempotency_key=idempotency_key)
@@ -49,3 +51,8 @@ class Ratings:
         results = await self._book.add_many(feedback, idempotency_keys=idempotency_keys)
         self._on_rated([result[0] for result in results if not isinstance(result, Refused) and result[1]])
         return [result if isinstance(result, Refused) else result[0] for result in results]
+
+    async def prefer(self, preference: Preference) -> Preference:
+        stored = await self._book.prefer(preference)
+        self._on_preferred()
+        return stored

@@ -122,6 +122,56 @@ class RatedChoice:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """A preferred pair or a correction as planning sees it. `id` is above 0.
+
+    differs: there are two different answers to compare; always so for a pair. used_by: the finished update that trained
+    on it as new, or None.
+    """
+
+    id: int
+    kind: Literal["pair", "correction"]
+    written_at: float
+    differs: bool
+    used_by: int | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenText:
+    """What of it is to be tokenised. A correction stands behind a prompt that has its tokens, `prompt_tokens` of them;
+    messages and rejected are None."""
+
+    id: int
+    kind: Literal["pair", "correction"]
+    messages: list[dict[str, Any]] | None
+    prompt_tokens: int
+    chosen: str
+    rejected: str | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenTokens:
+    """The tokens of a pair or correction; rejected is the corrected answer, as it was sampled."""
+
+    id: int
+    kind: Literal["pair", "correction"]
+    prompt_ids: tuple[int, ...]
+    chosen_ids: tuple[int, ...]
+    rejected_ids: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenCounts:
+    """waiting: those without tokens included. dropped: reason -> pairs and corrections that no update can use."""
+
+    pairs_waiting: int = 0
+    pairs_used: int = 0
+    corrections_waiting: int = 0
+    corrections_used: int = 0
+    dropped: dict[str, int] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeScore:
     """What the trainer said of an episode (see `engine.protocol.EpisodeScore`)."""
 

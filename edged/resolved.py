@@ -44,10 +44,11 @@ def learning(settings: Settings, shape: BaseShape) -> LearnSettings:
     learn = settings.learn
     ppo = {field.name: getattr(learn, field.name) for field in dataclasses.fields(protocol.PpoSettings)}
     preference = {field.name: getattr(learn, field.name) for field in dataclasses.fields(protocol.PreferenceSettings)}
-    rules = {field.name: getattr(learn, field.name) for field in dataclasses.fields(Rules)}
+    rules = {field.name: getattr(learn, field.name) for field in dataclasses.fields(Rules) if field.name != "feeds"}
+    feeds = frozenset(protocol.OBJECTIVES[name] for name in learn.objectives)
     return LearnSettings(
         enabled=learn.enabled,
-        rules=Rules(**rules),
+        rules=Rules(**rules, feeds=feeds),
         objectives=learn.objectives,
         ppo=protocol.PpoSettings(**ppo),
         preference=protocol.PreferenceSettings(**preference),

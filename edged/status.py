@@ -9,7 +9,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from edged.records import Live, Update
+from edged.records import Live, Update, WrittenCounts
 from edged.times import rfc3339
 
 # What `edged.serve` counts, in words.
@@ -54,6 +54,7 @@ class Parts:
     updates_total: int
     latest: Update | None
     dropped: Mapping[str, int]
+    written: WrittenCounts
     active: int
     queued: int
     counters: Mapping[str, int]
@@ -89,6 +90,11 @@ def status(parts: Parts) -> dict[str, Any]:
             "updates_total": parts.updates_total,
             "last_update": None if latest is None else last_update(latest),
             "dropped": dict(parts.dropped),
+            "pairs": {"waiting": parts.written.pairs_waiting, "used": parts.written.pairs_used},
+            "corrections": {
+                "waiting": parts.written.corrections_waiting,
+                "used": parts.written.corrections_used,
+            },
         },
         "serve": {"active": parts.active, "queued": parts.queued, **parts.counters},
         "sync": {"state": "offline"},
@@ -153,17 +159,31 @@ class _Families:
             "edged_learner_updates", "Updates that have a verdict, whichever it is.", value=parts.updates_total
         )
         dropped = CounterMetricFamily(
-            "edged_learner_dropped", "Ratings that cannot be trained on, by reason.", labels=["reason"]
+            "edged_learner_dropped",
+            "Ratings, pairs and corrections that cannot be trained on, by reason.",
+            labels=["reason"],
         )
         for reason, count in parts.dropped.items():
             dropped.add_metric([reason], count)
         yield dropped
+        yield from self._written()
         yield _gauge("edged_store_episodes", "Episodes that are stored.", parts.episodes)
         yield _gauge("edged_store_feedback", "Feedback rows that are stored, replaced ones included.", parts.feedback)
         yield _gauge("edged_store_ratings", "Ratings that count now, the newest of each choice.", parts.ratings)
         yield from self._workers()
         if parts.latest is not None:
             yield from self._latest(parts.latest)
+
+    def _written(self) -> Iterator[Metric]:
+        written = self._parts.written
+        for kind, waiting, used in (
+            ("pairs", written.pairs_waiting, written.pairs_used),
+            ("corrections", written.corrections_waiting, written.corrections_used),
+        ):
+            family = GaugeMetricFamily(f"edged_learner_{kind}", f"Stored {kind}, by state.", labels=["state"])
+            family.add_metric(["waiting"], waiting)
+            family.add_metric(["used"], used)
+            yield family
 
     def _workers(self) -> Iterator[Metric]:
         rss = GaugeMetricFamily("edged_process_rss_bytes", "Resident memory of each process.", labels=["process"])

@@ -10,18 +10,19 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from edged.failure import WorkerFault
 from edged.learn import plan, reward
 from edged.learn.folders import Folders
 from edged.learn.forgetting import without_removed
-from edged.learn.ports import EpisodeShelf, LineageBook, RatingsBook, UpdateBook
+from edged.learn.ports import EpisodeShelf, LineageBook, RatingsBook, UpdateBook, WrittenBook
 from edged.learn.scoring import tokens_of
 from edged.learn.trainer import Trainer
 from edged.learn.updating import LEARNER, PutOff, Updater
-from edged.records import RatedChoice, Update
+from edged.learn.written import BASE, pairs_and_corrections, without_sampler
+from edged.records import Episode, RatedChoice, Update, WrittenCounts
 from engine import protocol
 
 log = logging.getLogger(__name__)
@@ -67,6 +68,7 @@ class Learner:
         probes: Callable[[], tuple[protocol.ProbeTokens, ...]],
         ratings: RatingsBook,
         episodes: EpisodeShelf,
+        written: WrittenBook,
         updates: UpdateBook,
         lineage: LineageBook,
         folders: Folders,
@@ -80,6 +82,7 @@ class Learner:
         self._probes = probes
         self._ratings = ratings
         self._episodes = episodes
+        self._written = written
         self._updates = updates
         self._lineage = lineage
         self._folders = folders
@@ -96,6 +99,7 @@ class Learner:
         self.why = ""
         self.ratings_until_update = settings().rules.batch_ratings
         self.elsewhere = 0  # ratings of answers of another base model, which wait until that one is served again
+        self.written = WrittenCounts()
         self.progress: protocol.Progress | None = None
 
     def wake(self) -> None:
@@ -112,9 +116,9 @@ class Learner:
         while True:
             self._awake.clear()
             decision, view = await self._decide()
-            if decision.batch:
+            if decision.makes_update:
                 self.switches.asked = False
-                await self._begin(decision.batch, view)
+                await self._begin(decision, view)
             elif not decision.drops:  # after drops the next rows come into view
                 await self._sleep(decision.wake_at)
 
@@ -136,11 +140,11 @@ class Learner:
         if self.state in ("training", "gating"):
             return False, f"{self.why}; ask again when it is done"
         decision = plan.decide(await self._view(asked=True), time.time(), self._settings().rules)
-        if decision.batch:
+        if decision.makes_update:
             self.switches.asked = True
             self._held_until = 0.0
             self.wake()
-        return bool(decision.batch), decision.why
+        return decision.makes_update, decision.why
 
     async def _view(self, *, asked: bool) -> plan.View:
         settings = self._settings()
@@ -159,22 +163,24 @@ class Learner:
             paused=self.switches.paused or not settings.enabled,
             pinned=self._lineage.live().pinned,
             asked=asked,
+            written=await self._written.unused_written(UNUSED_ROWS, self._base_sha256),
         )
 
     async def _decide(self) -> tuple[plan.Decision, plan.View]:
         view = await self._view(asked=self.switches.asked)
         self.elsewhere = await self._ratings.count_unused_elsewhere(self._base_sha256)
+        self.written = await self._written.counts()
         now = time.time()
         decision = plan.decide(view, now, self._settings().rules)
         if decision.drops:
             await self._ratings.drop([(choice.feedback_id, reason) for choice, reason in decision.drops])
-        elif not decision.batch:
+        elif not decision.makes_update:
             self.switches.asked = False
         decision = self._as_possible(decision, view)
         if decision.want_trainer:
             self._trainer.warm_up()
         self.ratings_until_update = decision.ratings_until_update
-        if not decision.batch:
+        if not decision.makes_update:
             self._show(decision.state, decision.why)
         return decision, view
 
@@ -183,16 +189,22 @@ class Learner:
         live = self._lineage.live().version
         if live not in view.versions_on_disk and decision.want_trainer:
             why = f"the files of v{live}, which is live, are gone; promote another version, or bring them back"
-            return dataclasses.replace(decision, state="paused", batch=(), want_trainer=False, why=why)
+            return dataclasses.replace(decision, state="paused", batch=(), written=(), want_trainer=False, why=why)
         if time.monotonic() < self._held_until and decision.want_trainer:
             return dataclasses.replace(
-                decision, state="paused", batch=(), want_trainer=False, why=f"{self._held_why}; it is tried again later"
+                decision,
+                state="paused",
+                batch=(),
+                written=(),
+                want_trainer=False,
+                why=f"{self._held_why}; it is tried again later",
             )
-        if decision.batch and not self._probes():
+        if decision.makes_update and not self._probes():
             return dataclasses.replace(
                 decision,
                 state="collecting",
                 batch=(),
+                written=(),
                 wake_at=time.time() + PROBES_POLL_S,
                 why="the serve worker is starting",
             )
@@ -205,25 +217,35 @@ class Learner:
             self.state, self.why, self.progress = state, why, None
             self._on_change()
 
-    async def _begin(self, batch: tuple[RatedChoice, ...], view: plan.View) -> None:
+    async def _begin(self, decision: plan.Decision, view: plan.View) -> None:
         """Plan an update on disk, and carry it."""
         settings = self._settings()
         live = self._lineage.live()
         seed = settings.seed + view.newest_version + 1
         oldest = max(0, view.newest_version - settings.rules.staleness)
         used = await self._ratings.used_rated(oldest, UNUSED_ROWS, base_sha256=self._base_sha256)
-        replayed = plan.replay(used, n_new=len(batch), seed=seed, view=view, rules=settings.rules)
+        n_new = len(decision.batch) + len(decision.written)
+        replayed = plan.replay(used, n_new=n_new, seed=seed, view=view, rules=settings.rules)
+        again = plan.replay_written(
+            await self._written.used_written(UNUSED_ROWS, self._base_sha256),
+            n_new=len(decision.written),
+            seed=seed,
+            rules=settings.rules,
+        )
         update = await self._updates.create(
             parent_version=live.version,
             seed=seed,
-            new_episode_ids=[choice.episode_id for choice in batch],
+            new_episode_ids=[choice.episode_id for choice in decision.batch],
             replay_episode_ids=[choice.episode_id for choice in replayed],
-            new_feedback_ids=[choice.feedback_id for choice in batch],
+            new_feedback_ids=[choice.feedback_id for choice in decision.batch],
+            new_written_ids=[one.id for one in decision.written],
             now=time.time(),
         )
-        job = await self._job(update, batch, replayed, settings)
+        written_ids = [one.id for one in (*decision.written, *again)]
+        job = await self._job(update, decision.batch, replayed, written_ids, view, settings)
         await asyncio.to_thread(self._folders.write_job, update.id, job)
-        await self._carry(update, max(choice.rated_at for choice in batch))
+        came_at = [choice.rated_at for choice in decision.batch] + [one.written_at for one in decision.written]
+        await self._carry(update, max(came_at))
 
     async def _carry(self, update: Update, rated_at: float | None = None) -> None:
         try:
@@ -237,7 +259,7 @@ class Learner:
         if job.base_sha256 != self._base_sha256:
             await self._give_back(update, "it was planned on another base model than the one that is served")
             return
-        job = await without_removed(update.id, job, self._episodes, self._folders)
+        job = await without_removed(update.id, job, self._episodes, self._written, self._folders)
         try:
             finished = await self._updater.carry(update, job, rated_at)
         except WorkerFault as fault:
@@ -280,13 +302,23 @@ class Learner:
         update: Update,
         batch: tuple[RatedChoice, ...],
         replayed: tuple[RatedChoice, ...],
+        written_ids: Sequence[int],
+        view: plan.View,
         settings: LearnSettings,
     ) -> protocol.TrainJob:
-        """Everything that the update depends on. Episodes that were deleted meanwhile are left out."""
+        """Everything that the update depends on. What was deleted meanwhile is left out."""
         choices = (*batch, *replayed)
         versions = await asyncio.to_thread(self._folders.versions)
         found = {episode.id: episode for episode in await self._episodes.get([choice.episode_id for choice in choices])}
+        written = await self._written.tokens(written_ids)
         checkpoint = await asyncio.to_thread(self._folders.checkpoint, update.parent_version)
+        pairs, corrections = pairs_and_corrections(written, settings.rules)
+
+        def tokens(choice: RatedChoice, episode: Episode) -> protocol.EpisodeTokens:
+            if plan.unfit_for_policy(choice, view, settings.rules) is not None:
+                return without_sampler(tokens_of(episode, BASE))
+            return tokens_of(episode, self._folders.reference_to(choice.version, versions))
+
         return protocol.TrainJob(
             job_id=f"update-{update.id}",
             version=update.version,
@@ -295,7 +327,7 @@ class Learner:
             checkpoint=None if checkpoint is None else str(checkpoint),
             episodes=tuple(
                 protocol.RatedEpisode(
-                    episode=tokens_of(found[choice.episode_id], self._folders.reference_to(choice.version, versions)),
+                    episode=tokens(choice, found[choice.episode_id]),
                     reward=reward.reward_of(choice.rating, clip=settings.reward_clip),
                     replay=index >= len(batch),
                 )
@@ -304,6 +336,8 @@ class Learner:
             ),
             probes=self._probes(),
             objectives=settings.objectives,
+            pairs=pairs,
+            corrections=corrections,
             ppo=settings.ppo,
             preference=settings.preference,
             lora=settings.lora,

@@ -5,6 +5,10 @@ A choice counts once: after an update has trained on it, rating it again does no
 A batch whose ratings are all equal carries no information about what is better, so it waits for contrast and joins the
 next one. Replay adds older rated episodes within the staleness cap, chosen by the update's seed.
 
+Where an objective feeds on them, preferred pairs and corrections join the next update, the oldest first; they make one
+alone once the oldest has waited `max_wait_s`, or when somebody asks. KTO takes the ratings that a policy gradient
+cannot use, for which it needs no log-probability of a sampler.
+
 Nothing here remembers: the same view gives the same decision, so a start after a crash needs no other path.
 """
 
@@ -15,7 +19,8 @@ import random
 from collections.abc import Sequence
 from typing import Literal
 
-from edged.records import RatedChoice
+from edged.records import RatedChoice, Written
+from engine.protocol import Feed
 
 LearnerState = Literal["idle", "collecting", "waiting_for_contrast", "training", "gating", "paused"]
 CONTRAST_MIN = 1e-6  # ratings closer than this are equal
@@ -23,24 +28,32 @@ RATINGS_MIN = 2  # a single rating has nothing to be compared with
 
 # Why a rated choice is not trained on. The rating itself stays in the store.
 DropReason = Literal["stale", "greedy", "cut_support", "no_logprobs", "empty", "other_base", "adapter_gone"]
+FOR_THUMBS = frozenset({"stale", "greedy", "cut_support", "no_logprobs", "adapter_gone"})  # what KTO can do without
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
     """`[learn]` as far as planning goes. max_batch: RATINGS_MIN or more. staleness: how many versions old an episode
-    may be."""
+    may be. feeds: what the objectives feed on."""
 
     batch_ratings: int
     max_wait_s: float
     max_batch: int
     replay_ratio: float
     staleness: int
+    feeds: frozenset[Feed] = frozenset({"rated"})
+
+    @property
+    def written_max(self) -> int:
+        """Pairs and corrections in one update: a pair is two answers."""
+        return max(1, self.max_batch // 2)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class View:
     """What planning looks at. unused: rated choices that no update has trained on, oldest rating first.
 
+    written: pairs and corrections with tokens that no update has trained on, oldest first.
     newest_version: the highest version number used up so far; ages count from it, so a refused candidate ages too.
     versions_on_disk: versions whose weights are there, 0 included.
     reference: the version that the KL penalty pulls towards.
@@ -54,11 +67,13 @@ class View:
     paused: bool
     pinned: bool
     asked: bool
+    written: Sequence[Written] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """batch: the choices to train on as new, or () to wait. drops: choices that will never be trained on.
+    """batch, written: the choices, pairs and corrections to train on as new; both () to wait. drops: choices that will
+    never be trained on.
 
     ratings_until_update: how many more ratings make an update, as far as counting goes.
     wake_at: when time alone can change the decision; None if only new ratings can.
@@ -71,46 +86,94 @@ class Decision:
     want_trainer: bool
     wake_at: float | None
     why: str
+    written: tuple[Written, ...] = ()
+
+    @property
+    def makes_update(self) -> bool:
+        return bool(self.batch or self.written)
 
 
 def decide(view: View, now: float, rules: Rules) -> Decision:
     """Whether to make an update now."""
+    usable, drops = _sorted_out(view, rules)
+    written = tuple(one for one in view.written if is_used(one, rules))[: rules.written_max]
+    missing = max(0, rules.batch_ratings - len(usable))
+    if blocked := _blocked(view):
+        return dataclasses.replace(blocked, drops=drops, ratings_until_update=missing)
+    ratings = _decide_ratings(usable, missing, view, now, rules)
+    written_due_at = written[0].written_at + rules.max_wait_s if written else None
+    if ratings.batch or (written_due_at is not None and (view.asked or now >= written_due_at)):
+        parts = [f"{len(ratings.batch)} new ratings"] if ratings.batch else []
+        parts += [f"{len(written)} new pairs and corrections"] if written else []
+        return dataclasses.replace(
+            ratings,
+            state="training",
+            drops=drops,
+            written=written,
+            want_trainer=True,
+            wake_at=None,
+            why=", ".join(parts),
+        )
+    if written_due_at is None:
+        return dataclasses.replace(ratings, drops=drops)
+    wakes = [at for at in (ratings.wake_at, written_due_at) if at is not None]
+    waiting = dataclasses.replace(ratings, drops=drops, wake_at=min(wakes))
+    if ratings.state != "idle":
+        return waiting
+    why = f"{len(written)} pairs and corrections wait for ratings, or for their time"
+    return dataclasses.replace(waiting, state="collecting", why=why)
+
+
+def _sorted_out(view: View, rules: Rules) -> tuple[list[RatedChoice], tuple[tuple[RatedChoice, DropReason], ...]]:
+    """The unused ratings that can be trained on, and those that never can."""
     usable: list[RatedChoice] = []
     drops: list[tuple[RatedChoice, DropReason]] = []
+    if not rules.feeds & {"rated", "groups", "thumbs"}:
+        return usable, ()  # they wait for another objective
     for choice in view.unused:
         reason = unfit(choice, view, rules)
         if reason is None:
             usable.append(choice)
         elif reason != "other_base":  # it waits until that model is served again
             drops.append((choice, reason))
-    missing = max(0, rules.batch_ratings - len(usable))
+    return usable, tuple(drops)
 
-    def waiting(state: LearnerState, why: str, *, want_trainer: bool, wake_at: float | None = None) -> Decision:
-        return Decision(
-            state=state,
-            batch=(),
-            drops=tuple(drops),
-            ratings_until_update=missing,
-            want_trainer=want_trainer,
-            wake_at=wake_at,
-            why=why,
-        )
 
+def _waiting(
+    state: LearnerState, why: str, *, missing: int = 0, want_trainer: bool = False, wake_at: float | None = None
+) -> Decision:
+    return Decision(
+        state=state,
+        batch=(),
+        drops=(),
+        ratings_until_update=missing,
+        want_trainer=want_trainer,
+        wake_at=wake_at,
+        why=why,
+    )
+
+
+def _blocked(view: View) -> Decision | None:
+    """Why nothing at all is trained, if so."""
     if view.paused:
-        return waiting("paused", "paused by the operator", want_trainer=False)
+        return _waiting("paused", "paused by the operator")
     if view.pinned:
-        return waiting("paused", "a version is pinned", want_trainer=False)
+        return _waiting("paused", "a version is pinned")
     if view.reference not in view.versions_on_disk:
-        return waiting("paused", f"version {view.reference} (learn.reference) is not on this box", want_trainer=False)
+        return _waiting("paused", f"version {view.reference} (learn.reference) is not on this box")
+    return None
+
+
+def _decide_ratings(usable: Sequence[RatedChoice], missing: int, view: View, now: float, rules: Rules) -> Decision:
+    """Whether the ratings make an update now."""
     if not usable:
-        return waiting("idle", "no new ratings", want_trainer=False)
+        return _waiting("idle", "no new ratings", missing=missing)
     due_at = usable[0].rated_at + rules.max_wait_s
     enough = missing == 0 or view.asked or now >= due_at
     want_trainer = len(usable) * 2 >= rules.batch_ratings or enough
     if not enough:
-        return waiting(
-            "collecting", f"{missing} more ratings make an update", want_trainer=want_trainer, wake_at=due_at
-        )
+        why = f"{missing} more ratings make an update"
+        return _waiting("collecting", why, missing=missing, want_trainer=want_trainer, wake_at=due_at)
     batch = tuple(usable[: rules.max_batch])
     if len(batch) < RATINGS_MIN or not has_contrast(batch):
         # The newest of many equal ratings may bring the contrast: it must not be cut off by the batch's limit.
@@ -119,11 +182,11 @@ def decide(view: View, now: float, rules: Rules) -> Decision:
         why = (
             "all new ratings are equal" if len(usable) >= RATINGS_MIN else "one rating has nothing to be compared with"
         )
-        return waiting("waiting_for_contrast", why, want_trainer=want_trainer)
+        return _waiting("waiting_for_contrast", why, missing=missing, want_trainer=want_trainer)
     return Decision(
         state="training",
         batch=batch,
-        drops=tuple(drops),
+        drops=(),
         ratings_until_update=0,
         want_trainer=True,
         wake_at=None,
@@ -131,10 +194,23 @@ def decide(view: View, now: float, rules: Rules) -> Decision:
     )
 
 
-def unfit(choice: RatedChoice, view: View, rules: Rules) -> DropReason | None:
-    """Why PPO cannot train on `choice`; None if it can.
+def is_used(written: Written, rules: Rules) -> bool:
+    """Whether an objective feeds on a pair or correction."""
+    if "pairs" in rules.feeds and written.differs:
+        return True
+    return written.kind == "correction" and "corrections" in rules.feeds
 
-    PPO needs the logprob of each token under the distribution that was sampled, with full support, and the weights
+
+def unfit(choice: RatedChoice, view: View, rules: Rules) -> DropReason | None:
+    """Why no objective can train on `choice`; None if one can."""
+    reason = unfit_for_policy(choice, view, rules)
+    return None if "thumbs" in rules.feeds and reason in FOR_THUMBS else reason
+
+
+def unfit_for_policy(choice: RatedChoice, view: View, rules: Rules) -> DropReason | None:
+    """Why a policy gradient cannot train on `choice`; None if it can.
+
+    It needs the logprob of each token under the distribution that was sampled, with full support, and the weights
     that sampled it.
     """
     if choice.base_sha256 != view.base_sha256:
@@ -180,3 +256,11 @@ def replay(used: Sequence[RatedChoice], *, n_new: int, seed: int, view: View, ru
     wanted = max(0, min(len(fit), int(rules.replay_ratio * n_new), rules.max_batch - n_new))
     drawn = set(random.Random(seed).sample(range(len(fit)), wanted))
     return tuple(choice for index, choice in enumerate(fit) if index in drawn)
+
+
+def replay_written(used: Sequence[Written], *, n_new: int, seed: int, rules: Rules) -> tuple[Written, ...]:
+    """Which of the already used pairs and corrections join an update of `n_new` new ones: as `replay` does."""
+    fit = [one for one in used if is_used(one, rules)]
+    wanted = max(0, min(len(fit), int(rules.replay_ratio * n_new), rules.written_max - n_new))
+    drawn = set(random.Random(seed).sample(range(len(fit)), wanted))
+    return tuple(one for index, one in enumerate(fit) if index in drawn)

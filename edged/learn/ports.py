@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from edged.records import (
     Adapter,
@@ -16,6 +16,10 @@ from edged.records import (
     Update,
     UpdateState,
     Verdict,
+    Written,
+    WrittenCounts,
+    WrittenText,
+    WrittenTokens,
 )
 from engine import protocol
 
@@ -37,6 +41,49 @@ class RatingsBook(Protocol):
 
     async def drop(self, drops: Sequence[tuple[str, str]]) -> None:
         """Never train on these: (feedback id, reason)."""
+        ...
+
+
+class WrittenBook(Protocol):
+    """The store's preferred pairs and corrections. base_sha256: only those with (or, for `untokenised`, without)
+    tokens of this base model."""
+
+    async def untokenised(self, limit: int, base_sha256: str) -> list[WrittenText]: ...
+
+    async def set_tokens(
+        self,
+        written_id: int,
+        *,
+        base_sha256: str,
+        prompt_ids: Sequence[int],
+        chosen_ids: Sequence[int],
+        rejected_ids: Sequence[int],
+    ) -> None: ...
+
+    async def unused_written(self, limit: int, base_sha256: str) -> list[Written]:
+        """Those that no finished update has used and that were not dropped; oldest first."""
+        ...
+
+    async def used_written(self, limit: int, base_sha256: str) -> list[Written]:
+        """Those that a finished update has used; newest first."""
+        ...
+
+    async def tokens(self, ids: Sequence[int]) -> list[WrittenTokens]:
+        """In the order asked, without those that are gone."""
+        ...
+
+    async def drop_written(self, drops: Sequence[tuple[int, str]]) -> None: ...
+
+    async def counts(self) -> WrittenCounts: ...
+
+
+class Tokeniser(Protocol):
+    """The serve worker's tokeniser (`edged.serve.tokenising`)."""
+
+    async def tokenise(
+        self, messages: Sequence[Mapping[str, Any]] | None, answer: str, *, prompt_tokens: int = 0
+    ) -> protocol.Tokenised:
+        """Raises JobRefused, WorkerLost."""
         ...
 
 
@@ -62,6 +109,7 @@ class UpdateBook(Protocol):
         replay_episode_ids: Sequence[int],
         new_feedback_ids: Sequence[str],
         now: float,
+        new_written_ids: Sequence[int] = (),
     ) -> Update: ...
 
     async def set_state(self, update_id: int, state: UpdateState, attempts: int | None = None) -> Update: ...

@@ -84,7 +84,7 @@ class Prover:
         await self._keep(adapter.version, fluency, settings)
         evidence = gate.Evidence(
             norm=norm,
-            kl_live=None if result is None else result.metrics["kl/live"],
+            kl_live=None if result is None else result.metrics.get("kl/live"),
             served=staged.canary,
             served_live=staged.live_canary,
             predicted=None if result is None else result.canary,

@@ -10,6 +10,7 @@ before it.
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +19,7 @@ import apsw
 
 from edged.records import Feedback, NewFeedback, Preference, RatedChoice
 from edged.refusal import Refused
-from edged.store import blobs
+from edged.store import blobs, written
 from edged.store.database import Database
 from edged.store.rows import Row, all_rows, first_row, single_row
 from edged.store.tally import Tally
@@ -102,17 +103,7 @@ class FeedbackRows:
 
     async def prefer(self, preference: Preference) -> Preference:
         """Store a pair; an empty id is filled in."""
-        stored = preference
-        if not preference.id:
-            stored = Preference(
-                id=_new_id("pref"),
-                messages=preference.messages,
-                chosen=preference.chosen,
-                rejected=preference.rejected,
-                user=preference.user,
-                caller=preference.caller,
-                created_at=preference.created_at,
-            )
+        stored = preference if preference.id else dataclasses.replace(preference, id=_new_id("pref"))
 
         def insert(connection: apsw.Connection) -> None:
             connection.execute(
@@ -128,6 +119,7 @@ class FeedbackRows:
                     stored.created_at,
                 ),
             )
+            written.insert_pair(connection, stored.id)
 
         await self._database.write(insert)
         return stored
@@ -335,6 +327,8 @@ def _insert(
         replaces=replaces,
     )
     seq = _append(connection, stored, episode_id, key)
+    if stored.correction is not None:
+        written.insert_correction(connection, seq)
     state = "used" if old_state == "used" else "unrated" if stored.rating is None else "fresh"
     if counting is None:
         insert = "INSERT INTO ratings (feedback_seq, state, version, episode_id) VALUES (?, ?, ?, ?)"

@@ -12,6 +12,8 @@ A step is never changed once it was released: a change is a new step. Times are 
                   unrated while the row that counts has no rating. A fresh row is the input of planning.
     drops         why a feedback row was dropped
     preferences   pairs
+    written       what people wrote, by preference or by feedback with a correction: its tokens once the serving engine
+                  has given them, and what became of it: fresh -> used or dropped. Ids are never used twice.
     updates       plan and outcome
     adapters      lineage; live_history: what was served when, the newest row is live
     counters      numbers that only rise
@@ -186,6 +188,31 @@ _STEPS = (
         VALUES (0, 'base', 'published', unixepoch('subsec'), 1, '{}');
     INSERT INTO live_history (version, since, why, caller, pinned)
         VALUES (0, unixepoch('subsec'), 'base', 'edged', 0);
+    """,
+    """
+    CREATE TABLE written (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        kind TEXT NOT NULL CHECK (kind IN ('pair', 'correction')),
+        preference_id TEXT UNIQUE REFERENCES preferences (id) ON DELETE CASCADE,
+        feedback_seq INTEGER UNIQUE REFERENCES feedback (seq) ON DELETE CASCADE,
+        state TEXT NOT NULL DEFAULT 'fresh' CHECK (state IN ('fresh', 'used', 'dropped')),
+        used_by INTEGER REFERENCES updates (id),
+        reason TEXT, -- why it was dropped
+        base_sha256 TEXT, -- of the model whose tokens these are
+        prompt_ids BLOB,
+        chosen_ids BLOB,
+        rejected_ids BLOB,
+        CHECK ((kind = 'pair') = (preference_id IS NOT NULL)),
+        CHECK ((kind = 'correction') = (feedback_seq IS NOT NULL)),
+        CHECK ((state = 'used') = (used_by IS NOT NULL)),
+        CHECK ((state = 'dropped') = (reason IS NOT NULL)),
+        CHECK ((base_sha256 IS NULL) = (chosen_ids IS NULL))
+    ) STRICT;
+    CREATE INDEX written_by_state ON written (state, kind, reason);
+    INSERT INTO written (kind, preference_id) SELECT 'pair', id FROM preferences ORDER BY created_at;
+    INSERT INTO written (kind, feedback_seq)
+        SELECT 'correction', seq FROM feedback WHERE correction IS NOT NULL ORDER BY seq;
+    ALTER TABLE updates ADD COLUMN new_written_ids TEXT NOT NULL DEFAULT '[]';
     """,
 )
 

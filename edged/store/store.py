@@ -24,6 +24,7 @@ from edged.store.keys import KeyRing
 from edged.store.lineage import Lineage
 from edged.store.tally import Tally
 from edged.store.updates import Updates
+from edged.store.written import WrittenRows
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class Store:
         self._database = database
         self.episodes = Episodes(database, snapshots.tally, clock=clock)
         self.feedback = FeedbackRows(database, snapshots.tally, clock=clock)
+        self.written = WrittenRows(database)
         self.lineage = Lineage(database, snapshots.lineage, clock=clock)
         self.updates = Updates(database, self.lineage, snapshots.updates)
         self.keys = KeyRing(database, snapshots.valid_keys, any_keys=snapshots.any_keys, clock=clock)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import apsw
 
 from edged.records import Caller, Live, PublishedAdapter, Update, UpdateState, Verdict
-from edged.store import blobs, feedback, lineage
+from edged.store import blobs, feedback, lineage, written
 from edged.store.database import Database
 from edged.store.errors import StoreError
 from edged.store.lineage import Lineage
@@ -54,10 +54,12 @@ class Updates:
         replay_episode_ids: Sequence[int],
         new_feedback_ids: Sequence[str],
         now: float,
+        new_written_ids: Sequence[int] = (),
     ) -> Update:
         """Plan an update: its id, and the next version number with a candidate row, are taken at once.
 
-        new_feedback_ids: the ratings that count as used once the update is finished.
+        new_feedback_ids, new_written_ids: the ratings, and what people wrote, that count as used once the update is
+            finished.
         Raises Refused 404 `adapter_not_found` for an unknown parent.
         """
 
@@ -67,8 +69,8 @@ class Updates:
             )
             connection.execute(
                 "INSERT INTO updates (state, version, parent_version, seed, attempts, created_at, seconds, metrics,"
-                " new_episode_ids, replay_episode_ids, new_feedback_ids)"
-                " VALUES ('planned', ?, ?, ?, 0, ?, '{}', '{}', ?, ?, ?)",
+                " new_episode_ids, replay_episode_ids, new_feedback_ids, new_written_ids)"
+                " VALUES ('planned', ?, ?, ?, 0, ?, '{}', '{}', ?, ?, ?, ?)",
                 (
                     candidate.version,
                     parent_version,
@@ -77,6 +79,7 @@ class Updates:
                     blobs.to_json(list(new_episode_ids)),
                     blobs.to_json(list(replay_episode_ids)),
                     blobs.to_json(list(new_feedback_ids)),
+                    blobs.to_json(list(new_written_ids)),
                 ),
             )
             return _get(connection, connection.last_insert_rowid())
@@ -126,11 +129,14 @@ class Updates:
 
         def update(connection: apsw.Connection) -> tuple[Update, Live | None]:
             _end(connection, update_id, verdict, reason, seconds, metrics, now)
-            version, parent_version, feedback_ids = single_row(
-                connection, "SELECT version, parent_version, new_feedback_ids FROM updates WHERE id = ?", (update_id,)
+            version, parent_version, feedback_ids, written_ids = single_row(
+                connection,
+                "SELECT version, parent_version, new_feedback_ids, new_written_ids FROM updates WHERE id = ?",
+                (update_id,),
             )
             if verdict != "skipped":
                 feedback.mark_used(connection, blobs.from_json(feedback_ids), update_id=update_id)
+                written.mark_used(connection, blobs.from_json(written_ids), update_id=update_id)
             live = None
             if publish is not None:
                 lineage.require_live(connection, parent_version)

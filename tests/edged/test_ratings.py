@@ -66,12 +66,19 @@ class LightBook:
         return [stored(1)], False
 
     async def prefer(self, preference: Preference) -> Preference:
+        await asyncio.sleep(0)
+        self.log.append("on disk")
         return preference
 
 
 def make() -> tuple[Ratings, LightBook]:
     book = LightBook()
-    return Ratings(book, lambda rows: book.log.append("told " + " ".join(row.id for row in rows))), book
+    told = Ratings(
+        book,
+        lambda rows: book.log.append("told " + " ".join(row.id for row in rows)),
+        lambda: book.log.append("told of a pair"),
+    )
+    return told, book
 
 
 def test_a_rating_is_told_after_it_is_on_disk() -> None:
@@ -100,3 +107,10 @@ def test_reading_goes_to_the_book() -> None:
     ratings, _ = make()
     assert asyncio.run(ratings.get("fb-1")) == stored(1)
     assert asyncio.run(ratings.list(completion_id=None, after=None, limit=10)) == ([stored(1)], False)
+
+
+def test_a_preference_is_told_after_it_is_on_disk() -> None:
+    ratings, book = make()
+    pair = Preference(id="p", messages=[], chosen="a", rejected="b", user=None, caller="uid:1000", created_at=1.0)
+    assert asyncio.run(ratings.prefer(pair)) == pair
+    assert book.log == ["on disk", "told of a pair"]

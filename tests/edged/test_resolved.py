@@ -61,11 +61,16 @@ def test_every_hyper_parameter_of_preferences_comes_from_its_key(name: str) -> N
     assert getattr(learning.preference, name) == value
 
 
-@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(plan.Rules)])
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(plan.Rules) if field.name != "feeds"])
 def test_every_rule_of_planning_comes_from_its_key(name: str) -> None:
     value = other_than(LearnSection(), name)
     learning = resolved.learning(Settings(learn=LearnSection(**{name: value})), SHAPE)
     assert getattr(learning.rules, name) == value
+
+
+def test_planning_knows_what_the_objectives_feed_on() -> None:
+    learn = LearnSection(objectives={"ppo": 1.0, "dpo": 0.3, "kto": 0.1})
+    assert resolved.learning(Settings(learn=learn), SHAPE).rules.feeds == {"rated", "pairs", "thumbs"}
 
 
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(gate.Limits)])

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from edged import status
-from edged.records import Live, Update
+from edged.records import Live, Update, WrittenCounts
 from edged.status import Parts, WorkerView
 
 UPDATE = Update(
@@ -48,6 +48,7 @@ def parts(**changes: Any) -> Parts:
         "progress": None,
         "updates_total": 7,
         "latest": UPDATE,
+        "written": WrittenCounts(pairs_waiting=2, pairs_used=3, corrections_waiting=1),
         "dropped": {"greedy": 2, "stale": 1},
         "active": 3,
         "queued": 1,

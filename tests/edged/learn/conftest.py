@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import dataclasses
 import itertools
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -272,6 +273,7 @@ class Box:
         )
         self.fluency_prompts: tuple[str, ...] = ("Why?", "How?")
         self.fluency_tokens = 8
+        self.objectives = {"ppo": 1.0}
         self.reference = 0
         self.enabled = True
         self.is_stopping = False
@@ -308,6 +310,7 @@ class Box:
             probes=lambda: self.probes,
             ratings=store.feedback,
             episodes=store.episodes,
+            written=store.written,
             updates=store.updates,
             lineage=store.lineage,
             folders=self.folders,
@@ -320,8 +323,10 @@ class Box:
     def _settings(self) -> LearnSettings:
         return LearnSettings(
             enabled=self.enabled,
-            rules=self.rules,
-            objectives={"ppo": 1.0},
+            rules=dataclasses.replace(
+                self.rules, feeds=frozenset(protocol.OBJECTIVES[name] for name in self.objectives)
+            ),
+            objectives=self.objectives,
             ppo=PPO,
             preference=protocol.PreferenceSettings(),
             lora=LORA,

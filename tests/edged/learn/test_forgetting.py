@@ -44,7 +44,7 @@ def test_removed_episodes_leave_the_jobs_in_the_spool(in_box: InBox) -> None:
     async def scenario(box: Any) -> None:
         ids = await planned(box)
         await box.store.episodes.delete_user("ann", caller=box.OPERATOR)
-        await forget_removed(box.store.episodes, box.folders)
+        await forget_removed(box.store.episodes, box.store.written, box.folders)
         assert ids_in(box, 1) == ids[2:]
         (pair,) = box.folders.read_job(1).pairs
         assert pair.chosen.episode_id == ids[3]
@@ -57,7 +57,7 @@ def test_a_job_of_which_nothing_was_removed_stays_as_it_is(in_box: InBox) -> Non
         await planned(box)
         file = box.folders.job(1) / protocol.JOB_FILE
         before = file.stat().st_ino
-        await forget_removed(box.store.episodes, box.folders)
+        await forget_removed(box.store.episodes, box.store.written, box.folders)
         assert file.stat().st_ino == before
 
     in_box(scenario)
@@ -70,7 +70,7 @@ def test_a_damaged_job_does_not_keep_the_others_from_being_looked_through(in_box
         damaged.mkdir()
         (damaged / protocol.JOB_FILE).write_bytes(b"\xc1")
         await box.store.episodes.delete_user("ann", caller=box.OPERATOR)
-        await forget_removed(box.store.episodes, box.folders)
+        await forget_removed(box.store.episodes, box.store.written, box.folders)
         assert ids_in(box, 1) == ids[2:]
 
     in_box(scenario)
@@ -82,7 +82,7 @@ def test_a_job_that_was_finished_meanwhile_is_not_written_again(in_box: InBox) -
         job = box.folders.read_job(1)
         await box.store.episodes.delete_user("ann", caller=box.OPERATOR)
         box.folders.clear_job(1)
-        left = await without_removed(1, job, box.store.episodes, box.folders)
+        left = await without_removed(1, job, box.store.episodes, box.store.written, box.folders)
         assert [rated.episode.episode_id for rated in left.episodes] == ids[2:]
         assert not box.folders.job(1).exists()
 

@@ -15,6 +15,8 @@ import pytest
 
 from edged.learn import learner as learner_module
 from edged.learn import updating
+from edged.learn.forgetting import forget_removed
+from edged.records import Preference
 from engine import protocol
 
 InBox = Callable[[Callable[[Any], Awaitable[None]]], None]
@@ -524,5 +526,108 @@ def test_every_change_of_state_is_told(in_box: InBox) -> None:
             await box.until(lambda: bool(box.finished))
             await box.until(lambda: box.learner.state == "idle")
         assert seen == ["training", "gating", "idle"]
+
+    in_box(scenario)
+
+
+async def write(box: Any) -> None:
+    """Store a pair and a correction, with their tokens: rows 1 and 2."""
+    await box.store.feedback.prefer(
+        Preference(
+            id="",
+            messages=[{"role": "user", "content": "Why?"}],
+            chosen="Because.",
+            rejected="No.",
+            user="ann",
+            caller="uid:1000",
+            created_at=1.0,
+        )
+    )
+    completion_id, _ = await box.answer(temperature=0.7)
+    correction = dataclasses.replace(box.feedback_on(completion_id), rating=None, correction="So.")
+    await box.store.feedback.add(correction, idempotency_key=None)
+    for row in (1, 2):
+        await box.store.written.set_tokens(
+            row, base_sha256=box.BASE_SHA256, prompt_ids=(1, 2), chosen_ids=(7, 8), rejected_ids=(9,)
+        )
+
+
+def test_pairs_and_corrections_reach_the_job_and_count_as_used(in_box: InBox) -> None:
+    async def scenario(box: Any) -> None:
+        box.objectives = {"ppo": 1.0, "dpo": 0.5, "sft": 0.1}
+        jobs = keep_jobs(box)
+        await box.rate(*UP_AND_DOWN)
+        await write(box)
+        await learned(box)
+        (job,) = jobs
+        pairs = [(pair.chosen, pair.rejected) for pair in job.pairs]
+        assert [(one.prompt_ids, one.completion_ids, two.completion_ids) for one, two in pairs] == [
+            ((1, 2), (7, 8), (9,)),
+            ((1, 2, 3), (7, 8), (4, 5)),
+        ]
+        assert [one.episode_id for pair in pairs for one in pair] == [-2, -3, -4, -5]
+        assert all(one.temperature == 1.0 and set(one.logprobs) == {None} for pair in pairs for one in pair)
+        assert [one.completion_ids for one in job.corrections] == [(7, 8)]
+        used = await box.store.written.used_written(10, box.BASE_SHA256)
+        assert {one.used_by for one in used} == {box.finished[0].id}
+        async with running(box):
+            await box.until(lambda: box.learner.written.pairs_used == 1)
+        assert box.learner.written.corrections_used == 1
+
+    in_box(scenario)
+
+
+def test_a_pair_alone_makes_an_update_when_somebody_asks(in_box: InBox) -> None:
+    async def scenario(box: Any) -> None:
+        box.objectives = {"dpo": 1.0}
+        box.worker.metrics = {"reward/mean": 0.0}  # without a rated answer nobody knows how far it moved
+        await write(box)
+        assert await box.learner.ask() == (True, "2 new pairs and corrections")
+        await learned(box)
+        assert box.finished[0].verdict == "published"
+        assert await box.learner.ask() == (False, "no new ratings")
+
+    in_box(scenario)
+
+
+def test_without_their_objectives_pairs_and_corrections_wait(in_box: InBox) -> None:
+    async def scenario(box: Any) -> None:
+        jobs = keep_jobs(box)
+        await box.rate(*UP_AND_DOWN)
+        await write(box)
+        await learned(box)
+        assert (jobs[0].pairs, jobs[0].corrections) == ((), ())
+        assert len(await box.store.written.unused_written(10, box.BASE_SHA256)) == 2
+
+    in_box(scenario)
+
+
+def test_what_the_removed_user_wrote_leaves_the_job_under_way(in_box: InBox) -> None:
+    async def scenario(box: Any) -> None:
+        box.objectives = {"ppo": 1.0, "dpo": 0.5}
+        box.worker.behaviours.append("hang")
+        await box.rate(*UP_AND_DOWN)
+        await write(box)
+        async with running(box):
+            await box.until(lambda: bool(box.worker.trained))
+            assert len(job_of(box).pairs) == 2
+            await box.store.episodes.delete_user("ann", caller=box.OPERATOR)
+            await forget_removed(box.store.episodes, box.store.written, box.folders)
+        assert [pair.chosen.episode_id for pair in job_of(box).pairs] == [-4]
+
+    in_box(scenario)
+
+
+def test_kto_gets_greedy_answers_without_a_sampler(in_box: InBox) -> None:
+    async def scenario(box: Any) -> None:
+        box.objectives = {"ppo": 1.0, "kto": 0.5}
+        jobs = keep_jobs(box)
+        await box.rate(*UP_AND_DOWN[:14])
+        await box.rate(1.0, temperature=0.0)
+        await box.rate(-1.0, top_p=0.5)
+        await learned(box)
+        sampled = [set(rated.episode.logprobs) for rated in jobs[0].episodes]
+        assert sampled == [{-0.5, -0.25}] * 14 + [{None}] * 2
+        assert box.store.feedback.drop_counts() == {}
 
     in_box(scenario)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from edged.learn import plan
 from edged.learn.plan import Decision, Rules, View, decide
-from edged.records import RatedChoice
+from edged.records import RatedChoice, Written
 
 BASE = "b" * 64
 RULES = Rules(batch_ratings=4, max_wait_s=900.0, max_batch=8, replay_ratio=0.5, staleness=3)
@@ -270,3 +270,116 @@ def test_another_seed_draws_another_replay() -> None:
     rules = dataclasses.replace(RULES, max_batch=64)
     drawn = {plan.replay(used, n_new=10, seed=seed, view=view(), rules=rules) for seed in range(5)}
     assert len(drawn) == 5
+
+
+# -------------------------------------------------------------------------------------------- pairs and corrections
+
+ALL = dataclasses.replace(RULES, feeds=frozenset({"rated", "thumbs", "pairs", "corrections"}))
+
+
+def wrote(number: int, kind: Any = "pair", **changes: Any) -> Written:
+    values: dict[str, Any] = {"written_at": 1000.0 + number, "differs": True, "used_by": None}
+    return Written(id=number, kind=kind, **{**values, **changes})
+
+
+def test_pairs_join_the_next_update() -> None:
+    decision = decide_now(view(mixed(4), written=[wrote(1), wrote(2, "correction")]), ALL)
+    assert ([one.id for one in decision.written], len(decision.batch)) == ([1, 2], 4)
+    assert decision.why == "4 new ratings, 2 new pairs and corrections"
+
+
+def test_a_pair_alone_waits_for_ratings_or_for_its_time() -> None:
+    seen = view(written=[wrote(1)])
+    decision = decide_now(seen, ALL)
+    assert (decision.state, decision.makes_update, decision.wake_at) == ("collecting", False, 1901.0)
+    assert [one.id for one in decide_now(seen, ALL, now=1901.0).written] == [1]
+    assert [one.id for one in decide_now(dataclasses.replace(seen, asked=True), ALL).written] == [1]
+
+
+def test_ratings_without_contrast_do_not_hold_up_a_pair() -> None:
+    seen = view([rated(number) for number in range(1, 7)], written=[wrote(1)])
+    waiting = decide_now(seen, ALL)
+    assert (waiting.state, waiting.wake_at) == ("waiting_for_contrast", 1901.0)
+    decision = decide_now(seen, ALL, now=1901.0)
+    assert (decision.batch, [one.id for one in decision.written]) == ((), [1])
+
+
+@pytest.mark.parametrize(
+    ("written", "feeds", "is_used"),
+    [
+        (wrote(1), {"rated"}, False),
+        (wrote(1), {"pairs"}, True),
+        (wrote(1), {"corrections"}, False),
+        (wrote(1, "correction"), {"pairs"}, True),
+        (wrote(1, "correction", differs=False), {"pairs"}, False),
+        (wrote(1, "correction", differs=False), {"corrections"}, True),
+    ],
+)
+def test_what_was_written_waits_for_an_objective_that_feeds_on_it(written: Written, feeds: Any, is_used: bool) -> None:
+    rules = dataclasses.replace(RULES, feeds=frozenset(feeds))
+    decision = decide_now(view(written=[written], asked=True), rules)
+    assert decision.makes_update is is_used
+
+
+@pytest.mark.parametrize(
+    "changes", [{"temperature": 0.0}, {"top_p": 0.9}, {"logprobs_complete": False}, {"version": 1}, {"version": 9}]
+)
+def test_kto_takes_what_a_policy_gradient_cannot(changes: dict[str, Any]) -> None:
+    choices = [*mixed(3), rated(4, -1.0, **changes)]
+    assert decide_now(view(choices), ALL).batch == tuple(choices)
+    assert plan.unfit_for_policy(choices[3], view(), ALL) is not None
+
+
+def test_kto_cannot_use_an_empty_answer_either() -> None:
+    assert decide_now(view([rated(1, n_tokens=0)]), ALL).drops == ((rated(1, n_tokens=0), "empty"),)
+
+
+def test_ratings_wait_while_no_objective_feeds_on_them() -> None:
+    rules = dataclasses.replace(RULES, feeds=frozenset({"pairs"}))
+    decision = decide_now(view([*mixed(8), rated(9, temperature=0.0)], written=[wrote(1)], asked=True), rules)
+    assert (decision.batch, decision.drops, [one.id for one in decision.written]) == ((), (), [1])
+
+
+WRITTEN = st.lists(
+    st.builds(wrote, number=st.just(0), kind=st.sampled_from(["pair", "correction"]), differs=st.booleans()),
+    max_size=30,
+).map(lambda many: [dataclasses.replace(one, id=n + 1, written_at=1000.0 + n) for n, one in enumerate(many)])
+FEEDS = st.frozensets(st.sampled_from(["rated", "groups", "thumbs", "pairs", "corrections"]), min_size=1)
+
+
+@settings(deadline=None, max_examples=300)
+@given(views(), WRITTEN, FEEDS, NOWS, RULE_SETS)
+def test_every_rating_pair_and_correction_is_used_once_its_time_has_come(
+    seen: View, written: list[Written], feeds: Any, now: float, rules: Rules
+) -> None:
+    """Update after update, as the store would show them, until nothing more is due."""
+    rules = dataclasses.replace(rules, feeds=feeds)
+    seen = dataclasses.replace(seen, written=written, paused=False, pinned=False, reference=0)
+    used: list[int] = []
+    late = now + 10_000.0
+    while (decision := decide(seen, late, rules)).makes_update:
+        assert len(decision.written) <= rules.written_max
+        used += [one.id for one in decision.written]
+        gone = {choice.episode_id for choice in (*decision.batch, *[choice for choice, _ in decision.drops])}
+        seen = dataclasses.replace(
+            seen,
+            unused=[choice for choice in seen.unused if choice.episode_id not in gone],
+            written=[one for one in seen.written if one.id not in used],
+        )
+    assert used == [one.id for one in written if plan.is_used(one, rules)]
+    left = [choice for choice in seen.unused if plan.unfit(choice, seen, rules) is None]
+    takes_ratings = bool(feeds & {"rated", "groups", "thumbs"})
+    assert not takes_ratings or not plan.has_contrast(left)
+    assert decision.wake_at is None
+
+
+@settings(deadline=None, max_examples=100)
+@given(WRITTEN, st.integers(0, 20), st.integers(0, 2**31), RULE_SETS)
+def test_written_answers_are_replayed_within_their_share_by_seed(
+    written: list[Written], n_new: int, seed: int, rules: Rules
+) -> None:
+    rules = dataclasses.replace(rules, feeds=frozenset({"pairs"}))
+    again = plan.replay_written(written, n_new=n_new, seed=seed, rules=rules)
+    assert again == plan.replay_written(written, n_new=n_new, seed=seed, rules=rules)
+    assert len(again) <= max(0, min(int(rules.replay_ratio * n_new), rules.written_max - n_new))
+    assert all(plan.is_used(one, rules) for one in again)
