@@ -109,21 +109,21 @@ class PpoSettings:
     importance_cap: truncation of pi_old / pi_behaviour (decoupled PPO).
     """
 
-    learning_rate: float
-    critic_learning_rate: float
-    epochs: int
-    minibatches: int
-    clip_low: float
-    clip_high: float
-    value_clip: float
-    value_coef: float
-    gamma: float
-    gae_lambda: float
-    kl_coef: float
-    live_kl_max: float
-    importance_cap: float
-    max_grad_norm: float
-    critic_warmup_steps: int
+    learning_rate: float = 2e-3
+    critic_learning_rate: float = 1e-3
+    epochs: int = 3
+    minibatches: int = 2
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    value_clip: float = 0.2
+    value_coef: float = 0.5
+    gamma: float = 1.0
+    gae_lambda: float = 1.0
+    kl_coef: float = 0.03
+    live_kl_max: float = 0.3
+    importance_cap: float = 2.0
+    max_grad_norm: float = 1.0
+    critic_warmup_steps: int = 30
     weight_decay: float = 0.0
     kl_estimator: KlEstimator = "k3"
     kl_in: Literal["loss", "reward"] = "loss"

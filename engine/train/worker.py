@@ -73,8 +73,11 @@ def _load(start: StartTrain) -> Scorer:
     from engine.train.lanes import Lanes
     from engine.train.scorer import Scorer
 
-    torch.use_deterministic_algorithms(True)
     device = torch.device(start.device)
+    if device.type == "cuda":
+        # On a CPU every operation used here is deterministic as it is; the switch would import torch's compiler (70 MB,
+        # a second of start) and fill every fresh buffer.
+        torch.use_deterministic_algorithms(True)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise EngineFault("device_missing", f"no GPU for {start.device}; set [placement] train_device to cpu")
     try:

@@ -54,6 +54,11 @@ def test_every_hyper_parameter_of_an_update_comes_from_its_key(name: str) -> Non
     assert getattr(learning.ppo, name) == value
 
 
+def test_who_uses_the_engine_without_the_daemon_gets_the_same_defaults() -> None:
+    learning = resolved.learning(Settings(), SHAPE)
+    assert (learning.ppo, learning.preference) == (protocol.PpoSettings(), protocol.PreferenceSettings())
+
+
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(protocol.PreferenceSettings)])
 def test_every_hyper_parameter_of_preferences_comes_from_its_key(name: str) -> None:
     value = other_than(LearnSection(), name)
