@@ -6,7 +6,8 @@ it may ever need, so admitted work never runs out of cells. A step evaluates one
 sampled and a bounded number of prompt tokens, oldest piece first, so that long prompts do not stall running answers.
 
 Prefixes are reused: a new piece shares the cells of the longest common prefix with any sequence of the same context,
-running or finished. Finished sequences stay, least recently used first to go, until their ids or cells are needed. If
+running or finished. Finished sequences stay, least recently used first to go, until their ids or cells are needed, or
+together they hold KEPT_TOKENS: every decode step reads all cells that are held, whoever needs them. If
 a running prompt will soon hold a much longer common prefix, the head of the queue waits for it instead of evaluating
 the same tokens again: n choices of one prompt, or a burst of prompts with one system text, evaluate it once.
 
@@ -28,6 +29,9 @@ from engine.generate.cells import Cells
 
 # A common prefix is worth waiting for if it saves this many tokens: about the cost of the step that is waited.
 WORTH_WAITING_TOKENS = 8
+# Of finished sequences, the latest excepted: a step of one sequence takes a fifth longer with 1,900 cells held and half
+# as long again with 3,600, and a prefix that comes back is mostly a system text or the latest turn of a chat.
+KEPT_TOKENS = 1024
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -129,12 +133,16 @@ class _Sequence:
 class Scheduler:
     """The queue and the sequences of one context."""
 
-    def __init__(self, *, slots: int, n_sequences: int, pool_tokens: int) -> None:
-        """n_sequences: sequence ids of the context, more than `slots`: the rest keeps finished sequences."""
+    def __init__(self, *, slots: int, n_sequences: int, pool_tokens: int, kept_tokens: int = KEPT_TOKENS) -> None:
+        """n_sequences: sequence ids of the context, more than `slots`: the rest keeps finished sequences.
+
+        kept_tokens: that finished sequences may hold together, the latest used one excepted.
+        """
         if n_sequences <= slots:
             raise ValueError(f"{slots} slots need more sequence ids than {n_sequences}")
         self._slots = slots
         self._pool_tokens = pool_tokens
+        self._kept_tokens = kept_tokens
         self._n_sequences = n_sequences
         self._queue: collections.deque[Piece] = collections.deque()
         self._active: dict[Hashable, _Sequence] = {}  # in order of admission
@@ -150,6 +158,13 @@ class Scheduler:
     def cells_reserved(self) -> int:
         """Cells held or promised; at most the pool."""
         return self._cells.held + sum(sequence.growth for sequence in self._active.values())
+
+    @property
+    def cells_kept(self) -> int:
+        """Cells held by finished sequences alone."""
+        return self._cells.held - self._cells.held_by(
+            (sequence.id for sequence in self._active.values()), source=None, n=0
+        )
 
     def submit(self, piece: Piece) -> None:
         """Queue `piece`. It must fit into the empty pool."""
@@ -236,7 +251,9 @@ class Scheduler:
             if source in self._finished:  # the most recently used one now
                 self._finished[source] = self._finished.pop(source)
         self._active[piece.key] = _Sequence(target, piece, n_shared)
-        while self.cells_reserved > self._pool_tokens:
+        while self.cells_reserved > self._pool_tokens or (
+            len(self._finished) > 1 and self.cells_kept > self._kept_tokens
+        ):
             self._evict(next(iter(self._finished)), moves)
         return Admitted(piece.key, n_shared)
 

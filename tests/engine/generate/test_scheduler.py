@@ -52,8 +52,8 @@ def piece(key: Hashable, tokens: tuple[int, ...], room: int = 4) -> Piece:
     return Piece(key, tokens, rows_from=len(tokens) - 1, room=room)
 
 
-def scheduler(slots: int = SLOTS, pool: int = POOL, sequences: int = SEQUENCES) -> Scheduler:
-    return Scheduler(slots=slots, n_sequences=sequences, pool_tokens=pool)
+def scheduler(slots: int = SLOTS, pool: int = POOL, sequences: int = SEQUENCES, kept: int = POOL) -> Scheduler:
+    return Scheduler(slots=slots, n_sequences=sequences, pool_tokens=pool, kept_tokens=kept)
 
 
 @dataclasses.dataclass
@@ -68,7 +68,7 @@ class SchedulerRuns(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.scheduler = scheduler()
+        self.scheduler = scheduler(kept=20)
         self.cache = Cache(POOL)
         self.work: dict[int, Running] = {}
         self.submitted: list[int] = []
@@ -230,6 +230,23 @@ def test_finished_sequences_make_room_when_the_pool_is_needed() -> None:
     step = s.plan(100)
     assert step.moves == (Forget(0),)
     assert [a.key for a in step.admitted] == [1]
+
+
+def test_finished_sequences_hold_no_more_than_is_good_for_the_running_ones_but_the_latest_stays() -> None:
+    one = scheduler(slots=1, pool=1000, sequences=10, kept=25)
+    cache = Cache(1000)
+    for number in range(6):
+        one.submit(piece(number, tuple(range(100 * number, 100 * number + 10)), room=0))
+        cache.run(one.plan(100))
+        one.finish(number)
+    assert one.cells_kept == 20 + 10, "what finished since the last admission is looked at by the next one"
+    assert len([chain for chain in cache.sequences.values() if chain]) == 3
+    one.submit(piece("long", tuple(range(1000, 1080)), room=0))
+    cache.run(one.plan(100))
+    one.finish("long")
+    one.submit(piece("next", (*range(1000, 1080), 5), room=0))
+    (admitted,) = one.plan(100).admitted
+    assert admitted.n_cached == 80, "longer than all that may be kept, but the latest"
 
 
 def test_the_head_of_the_queue_is_not_overtaken_by_one_that_would_fit() -> None:
