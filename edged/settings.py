@@ -182,7 +182,7 @@ class LearnSection(Section):
     value_coef: float = _key(0.5, "Weight of the critic's loss.", ge=0, le=100, live=True)
     gamma: float = _key(1.0, "Discount of rewards for each token.", ge=0, le=1, live=True)
     gae_lambda: float = _key(1.0, "Lambda of generalised advantage estimation.", ge=0, le=1, live=True)
-    kl_coef: float = _key(0.03, "Weight of the KL penalty towards the reference, per nat.", ge=0, le=100, live=True)
+    kl_coef: float = _key(0.05, "Weight of the KL penalty towards the reference, per nat.", ge=0, le=100, live=True)
     kl_estimator: Literal["k1", "k2", "k3"] = _key("k3", "Estimator of that KL from sampled tokens.", live=True)
     kl_in: Literal["loss", "reward"] = _key(
         "loss", "Where the penalty stands; in the reward it is always k1.", live=True

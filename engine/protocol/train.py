@@ -119,7 +119,7 @@ class PpoSettings:
     value_coef: float = 0.5
     gamma: float = 1.0
     gae_lambda: float = 1.0
-    kl_coef: float = 0.03
+    kl_coef: float = 0.05
     live_kl_max: float = 0.3
     importance_cap: float = 2.0
     max_grad_norm: float = 1.0

@@ -18,8 +18,9 @@ TUNED = {
     "minibatches": 2,
     "clip_low": 0.2,
     "clip_high": 0.28,
-    # Without it a small model learns to cheat; at 0.1 it hardly learns.
-    "kl_coef": 0.03,
+    # Without it a small model learns to cheat; at 0.03 it once drifted 0.32 nats a token from plain language within six
+    # updates, at 0.1 it hardly learns.
+    "kl_coef": 0.05,
     # Usual moves are 0.05 to 0.2. Beyond 0.3 the next batch comes from another policy than the one that was judged.
     "live_kl_max": 0.3,
     "importance_cap": 2.0,
