@@ -29,6 +29,15 @@ def rss_bytes(pid: int, *, proc: Path = PROC) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+def peak_rss_bytes(pid: int, *, proc: Path = PROC) -> int:
+    """The most memory that one process has had resident since it started; 0 if it is gone."""
+    try:
+        lines = (proc / str(pid) / "status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)
+
+
 def cpu_s(pid: int, *, proc: Path = PROC) -> float:
     """CPU seconds that one process has used; 0 if it is gone."""
     stat = _stat(pid, proc)

@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from edged.bench import footprint, loop, serve, swap
+from edged.bench import footprint, loop, serve, swap, update
 from edged.bench.figures import HEADER, Figure, as_json, rows
 from edged.bench.session import Session
 from edged.cli.child import running, socket_of
@@ -26,6 +26,7 @@ Measure = Callable[[Session], Awaitable[list[Figure]]]
 
 PARTS: dict[str, Measure] = {
     "loop": loop.measure,
+    "update": update.measure,
     "swap": swap.measure,
     "serve": serve.measure,
     "footprint": footprint.measure,

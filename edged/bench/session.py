@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,19 +71,39 @@ async def ask(
 
 
 async def burst(session: Session, seed: int) -> Burst:
-    """Sample 16 answers, let the box come to rest, rate them all at once, and wait for what follows.
+    """Sample 16 answers, let the box come to rest, rate them all at once, and wait for what follows."""
+    completions = await sample_burst(session, seed)
+    await at_rest(session)
+    return await rate_burst(session, completions)
 
-    The shorter half gets +1 and the longer half -1, so that there is always contrast.
-    """
+
+async def sample_burst(session: Session, seed: int) -> list[dict[str, Any]]:
+    """16 completions, asked for at once."""
     prompts = [TRAINING[(seed + i) % len(TRAINING)] for i in range(BURST)]
-    completions = await asyncio.gather(
+    return await asyncio.gather(
         *(ask(session, prompt, max_tokens=BURST_TOKENS, seed=seed + i) for i, prompt in enumerate(prompts))
     )
-    await at_rest(session)
+
+
+async def rate_burst(session: Session, completions: Sequence[dict[str, Any]], *, spacing_s: float = 0.0) -> Burst:
+    """Rate `completions` and wait for what follows.
+
+    The shorter half gets +1 and the longer half -1, so that there is always contrast.
+
+    Args:
+        spacing_s: time from one rating to the next; 0 posts them all at once.
+    """
     before = await status(session)
     by_length = sorted(completions, key=lambda c: len(c["choices"][0]["message"]["content"] or ""))
-    ratings = [{"completion_id": c["id"], "rating": 1 if i < BURST // 2 else -1} for i, c in enumerate(by_length)]
-    answers = await asyncio.gather(*(session.http.post("/v1/feedback", json=rating) for rating in ratings))
+    ratings = [
+        {"completion_id": c["id"], "rating": 1 if i < len(by_length) // 2 else -1} for i, c in enumerate(by_length)
+    ]
+
+    async def rate(position: int) -> httpx.Response:
+        await asyncio.sleep(position * spacing_s)
+        return await session.http.post("/v1/feedback", json=ratings[position])
+
+    answers = await asyncio.gather(*(rate(position) for position in range(len(ratings))))
     started = time.monotonic()
     for answer in answers:
         checked_json(answer)

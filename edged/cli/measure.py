@@ -26,6 +26,7 @@ class Part(StrEnum):
 
     ALL = "all"
     LOOP = "loop"
+    UPDATE = "update"
     SWAP = "swap"
     SERVE = "serve"
     FOOTPRINT = "footprint"
