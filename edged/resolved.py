@@ -164,7 +164,7 @@ def placement_request(
         BadPin: a device is named that is not among them.
     """
     learn, serve, section = settings.learn, settings.serve, settings.placement
-    adapter = lora(settings, model.shape)
+    adapter, learned = lora(settings, model.shape), learning(settings, model.shape)
     trains_on = () if section.train_device in ("auto", "cuda") else _numbers_of(section.train_device, devices)
     on_card = gpu_layers(serve.gpu_layers, _device(section.serve, section.serve_device)) != 0
     serve_device = section.serve_device if on_card else "cpu"
@@ -179,8 +179,8 @@ def placement_request(
             dtype=machine.train_dtype(learn.dtype, "cpu" if runs_on_cpu else "cuda"),
             rank=adapter.rank,
             layers=adapter.layers,
-            critic=learning(settings, model.shape).ppo.critic,
-            batch_tokens=learn.max_batch * sequence_tokens,
+            critic=learned.ppo.critic,
+            batch_tokens=learned.rules.answers_max * sequence_tokens,
             sequence_tokens=sequence_tokens,
             minibatches=learn.minibatches,
             lanes=min(machine.threads(learn.threads), MAX_LANES),

@@ -163,7 +163,9 @@ class LearnSection(Section):
     staleness: int = _key(8, "Versions that an answer may lie behind the live one to be trained on.", ge=0, live=True)
     reference: int = _key(0, "Version that the KL penalty pulls towards; 0: the base model.", ge=0, live=True)
     objectives: Objectives = _key(
-        {"ppo": 1.0}, "What is minimised: name = weight, of " + ", ".join(OBJECTIVES) + ".", live=True
+        {"ppo": 1.0},
+        "What is minimised: name = weight, of " + ", ".join(OBJECTIVES) + ". Pairs feed dpo, corrections dpo and sft.",
+        live=True,
     )
     dpo_beta: float = _key(0.1, "Tie of DPO to the reference.", gt=0, le=10, live=True)
     kto_beta: float = _key(0.1, "Tie of KTO to the reference.", gt=0, le=10, live=True)

@@ -48,6 +48,11 @@ class Rules:
         """Pairs and corrections in one update: a pair is two answers."""
         return max(1, self.max_batch // 2)
 
+    @property
+    def answers_max(self) -> int:
+        """Answers in one update at most, written ones included."""
+        return self.max_batch + (2 * self.written_max if self.feeds & {"pairs", "corrections"} else 0)
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class View:

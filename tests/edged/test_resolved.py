@@ -300,3 +300,11 @@ def test_every_key_of_the_settings_is_used_somewhere() -> None:
         assert name in used
         assert issubclass(type(field.default), Section)
         assert set(type(field.default).model_fields) - used == set(), name
+
+
+def test_memory_is_planned_for_written_answers_too() -> None:
+    def batch_tokens(**objectives: float) -> int:
+        settings = Settings(learn=LearnSection(objectives=objectives, max_batch=64))
+        return resolved.placement_request(settings, PLACED, [CPU]).training.batch_tokens
+
+    assert batch_tokens(ppo=1.0, dpo=0.5) == 2 * batch_tokens(ppo=1.0)

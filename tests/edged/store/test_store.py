@@ -20,15 +20,17 @@ ROOT = Path(__file__).parents[3]
 _CONFORMANCE = """
 from edged.api import ports as api
 from edged.learn import ports as learn
+from edged.ratings import Ratings
 from edged.store.store import Store
 
 def conforms(store: Store) -> None:
-    feedback_book: api.FeedbackBook = store.feedback
+    feedback_book: api.FeedbackBook = Ratings(store.feedback, lambda rows: None, lambda: None)
     episode_book: api.EpisodeBook = store.episodes
     key_ring: api.KeyRing = store.keys
     ratings_book: learn.RatingsBook = store.feedback
     episode_shelf: learn.EpisodeShelf = store.episodes
     update_book: learn.UpdateBook = store.updates
+    written_book: learn.WrittenBook = store.written
     lineage_book: learn.LineageBook = store.lineage
 """
 
