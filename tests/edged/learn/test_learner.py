@@ -583,9 +583,10 @@ def test_a_pair_alone_makes_an_update_when_somebody_asks(in_box: InBox) -> None:
         box.worker.metrics = {"reward/mean": 0.0}  # without a rated answer nobody knows how far it moved
         await write(box)
         assert await box.learner.ask() == (True, "2 new pairs and corrections")
-        await learned(box)
-        assert box.finished[0].verdict == "published"
-        assert await box.learner.ask() == (False, "no new ratings")
+        async with running(box):
+            await box.until(lambda: bool(box.finished) and box.learner.state == "idle")
+            assert box.finished[0].verdict == "published"
+            assert await box.learner.ask() == (False, "no new ratings")
 
     in_box(scenario)
 
