@@ -7,6 +7,7 @@ permuted; alpha off by a factor) must be out of bounds, or the bound would prove
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import hashlib
 from collections.abc import Iterator
@@ -57,7 +58,16 @@ class Engines:
     lanes: Lanes
 
     def served(self, adapter_file: Path | None) -> list[np.ndarray]:
-        """Log-probabilities of the probes' completions by llama.cpp."""
+        """Log-probabilities of the probes' completions by llama.cpp.
+
+        In a thread of its own: llama.cpp sets the processor's matrix tiles up once a thread, and torch, where it has
+        multiplied in bfloat16 on that thread since, leaves them otherwise; the next product ends the process. The
+        daemon's workers never have both.
+        """
+        with concurrent.futures.ThreadPoolExecutor(1) as alone:
+            return alone.submit(self._served, adapter_file).result()
+
+    def _served(self, adapter_file: Path | None) -> list[np.ndarray]:
         adapter = None if adapter_file is None else self.model.load_adapter(str(adapter_file))
         self.context.set_adapter(adapter)
         try:
