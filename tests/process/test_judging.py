@@ -77,13 +77,16 @@ def make_item(answer: str, episode_id: int) -> protocol.JudgeItem:
 @contextlib.asynccontextmanager
 async def opened(folder: Path, source: Source, ratings: Ratings | None) -> AsyncIterator[Bench]:
     workers = Workers(folder)
-    start = protocol.StartScore(source=source, threads=1, device="cpu", idle_class=False)
+
+    async def told() -> protocol.StartScore:
+        return protocol.StartScore(source=source, threads=1, device="cpu", idle_class=False)
+
     worker = workers.add(
         Role(
             name="score",
             role="score",
             limits=LIMITS,
-            start=lambda: start,
+            start=told,
             on_ready=lambda ready: bench.judging.ready(),
             on_message=lambda message: bench.judging.received(message) or pytest.fail(f"unexpected {message}"),
             on_down=lambda why: bench.went_down(why),
