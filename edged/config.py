@@ -167,6 +167,9 @@ def _contradictions(settings: Settings) -> list[tuple[set[str], str]]:
     if source in _SOURCE_NEEDS and not getattr(settings.reward, needed := _SOURCE_NEEDS[source]):
         keys = {"reward.source", f"reward.{needed}"}
         found.append((keys, f'reward.{needed}: got "", expected a value: reward.source is "{source}"'))
+    elif source != "feedback":
+        why = "nothing asks a judge in this version, so the key would do nothing"
+        found.append(({"reward.source"}, f'reward.source: got "{source}", expected "feedback": {why}'))
     for pins, device in (("serve", "serve_device"), ("actor", "train_device")):
         pinned, named = getattr(settings.placement, pins), getattr(settings.placement, device)
         if pinned and named != "auto":

@@ -1,6 +1,5 @@
 """The life of the daemon: builds every part in order (`edged.assembly`), runs them, and stops them in reverse.
 
-
     lock the state folder, open model header and store, clear up after a crash
     -> start the serve worker, listen, READY to the service manager once answers can be given
     -> until SIGTERM or SIGINT: serve, learn; SIGHUP reads the configuration again
@@ -38,9 +37,10 @@ from edged.learn.folders import Folders
 from edged.settings import Listen, Settings, UnixListen
 from edged.store.errors import StoreError
 from edged.store.store import Store
-from edged.system import logs, notify
+from edged.system import notify
 from edged.system.lock import FolderLock, FolderLocked
 from edged.system.workers import ENGINE_COMMAND, Workers
+from engine import logs
 
 log = logging.getLogger(__name__)
 
@@ -73,9 +73,7 @@ def run(
         worker_environment: variables added to a worker's environment.
     """
     machine.limit_malloc_arenas(MALLOC_ARENAS)
-    os.umask(
-        0o077
-    )  # people's conversations lie in the state folder; workers inherit it, and sockets set their own mode
+    os.umask(0o077)  # people's conversations lie in the state folder; workers inherit it, sockets set their own mode
     logs.configure(settings.log.level, settings.log.format)
     try:
         state_folder.mkdir(parents=True, exist_ok=True)
@@ -124,7 +122,7 @@ class Daemon:
             _runtime_folder(state_folder),
             command=worker_command,
             environment=lambda: (
-                logs.for_workers(self._settings.log.level, self._settings.log.format) | dict(worker_environment)
+                logs.environment(self._settings.log.level, self._settings.log.format) | dict(worker_environment)
             ),
         )
         self._stop = asyncio.Event()

@@ -220,7 +220,7 @@ class RewardSection(Section):
     clip: float = _key(1.0, "Rewards are cut to plus or minus this, in rating units.", gt=0, le=100, live=True)
     source: Literal["feedback", "function", "http", "classifier", "fitted"] = _key(
         "feedback",
-        'Judge of answers that nobody has rated; "feedback": none, "fitted": a model fitted to the ratings.',
+        'Judge of answers that nobody has rated; only "feedback", which is none, is carried out so far.',
     )
     function: str = _key(
         "",

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -90,10 +90,10 @@ class Child:
         """Queue one message."""
         self._socket.send_multipart([f"{self.role}:{EPOCH}".encode(), encode(message, EPOCH)])
 
-    def expect(self, kind: type[M], *, until: Callable[[M], bool] = lambda _: True) -> M:
-        """The next message of this kind that `until` holds for; others are passed over. Raises ChildLost."""
+    def expect(self, kind: type[M]) -> M:
+        """The next message of this kind; others are passed over. Raises ChildLost."""
         for message in self.messages():
-            if isinstance(message, kind) and until(message):
+            if isinstance(message, kind):
                 return message
         raise AssertionError("messages() never ends")
 

@@ -72,6 +72,7 @@ ONE_DEVICE: Mapping[Role, str] = {"serve": "cpu", "actor": "cpu", "critic": "cpu
 ACTOR = LoraSettings(rank=8, alpha=16.0, layers=10)
 SAMPLING = Sampling(temperature=0.7, max_tokens=64)
 CONTEXT_TOKENS = 8192
+PROMPT_SHOWN_CHARS = 60
 SLOTS = 16
 
 
@@ -230,20 +231,24 @@ class Trainer:
             )
         found: dict[str, list[Answer]] = {request_id: [] for request_id in asked}
         begun: dict[str, Begun] = {}
-        open_requests = set(asked)
-        for message in self._serve.messages() if asked else ():
-            match message:
-                case Begun():
+        # All of them are heard to their end, also where one fails: what is said of it later belongs to nobody else.
+        open_requests, listening = set(asked), self._serve.messages()
+        failures: list[str] = []
+        while open_requests:
+            match next(listening):
+                case Begun() as message:
                     begun[message.request_id] = message
-                case ChoiceDone():
+                case ChoiceDone() as message:
                     answer = self._answer(asked[message.request_id], begun[message.request_id], message)
                     found[message.request_id].append(answer)
-                case RequestFailed():
-                    raise FlowError(f"{asked[message.request_id]}: {message.code}: {message.message}")
-                case RequestDone():
+                case RequestFailed() as message:
+                    prompt = asked[message.request_id][-1].content[:PROMPT_SHOWN_CHARS]
+                    failures.append(f"{prompt!r}: {message.code}: {message.message}")
                     open_requests.discard(message.request_id)
-                    if not open_requests:
-                        break
+                case RequestDone() as message:
+                    open_requests.discard(message.request_id)
+        if failures:
+            raise FlowError("; ".join(failures))
         return [answer for request_id in asked for answer in found[request_id]]
 
     def _answer(self, messages: tuple[ChatMessage, ...], begun: Begun, done: ChoiceDone) -> Answer:
@@ -318,8 +323,11 @@ class Trainer:
         """Keep the adapter and its training state, and serve it."""
         sha256 = file_sha256(out / "adapter" / WEIGHTS_FILE)
         folder = self._adapters / folder_name(version, sha256)
+        # The adapter last: its folder is what says that the version exists.
+        checkpoint = self._folder / "checkpoints" / f"v{version}"
+        shutil.rmtree(checkpoint, ignore_errors=True)  # of a run that was cut off here
+        publish_folder(out / "checkpoint", checkpoint)
         publish_folder(out / "adapter", folder)
-        publish_folder(out / "checkpoint", self._folder / "checkpoints" / f"v{version}")
         adapter = AdapterRef(version=version, folder=str(folder))
         self._serve.send(
             Stage(job_id=f"v{version}", adapter=adapter, fluency_prompts=(), fluency_tokens=1, seed=self.flow.seed)

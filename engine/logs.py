@@ -1,6 +1,7 @@
-"""How a worker logs: one handler on stderr, in the form of the daemon's own log, which goes the same way.
+"""How every process logs: one handler on stderr, as text or as JSON lines. Libraries never configure logging.
 
-The daemon says level and form in the environment when it starts the process.
+The daemon configures by its settings; a worker by its environment, where the daemon puts the same. This module imports
+the standard library only, so that the daemon may import it. Prompts and answers are never logged at INFO.
 """
 
 from __future__ import annotations
@@ -29,13 +30,23 @@ class JsonLines(logging.Formatter):
         return json.dumps(entry, ensure_ascii=False)
 
 
-def configure() -> None:
-    """Log as the environment says; without a word in it, text from "info" up."""
+def configure(level: str, form: str) -> None:
+    """Send the log of `level` and above to stderr; `form` is "text" or "json". May be called again on a reload."""
     handler = logging.StreamHandler(sys.stderr)
-    if os.environ.get(ENV_LOG_FORMAT) == "json":
-        handler.setFormatter(JsonLines())
-    else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+    handler.setFormatter(
+        JsonLines() if form == "json" else logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    )
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(os.environ.get(ENV_LOG_LEVEL, "info").upper())
+    root.setLevel(level.upper())
+    logging.getLogger("uvicorn.access").setLevel(logging.WARNING)
+
+
+def configure_from_environment() -> None:
+    """Log as the environment says; without a word in it, text from "info" up."""
+    configure(os.environ.get(ENV_LOG_LEVEL, "info"), os.environ.get(ENV_LOG_FORMAT, "text"))
+
+
+def environment(level: str, form: str) -> dict[str, str]:
+    """What makes a worker log like the process that starts it."""
+    return {ENV_LOG_LEVEL: level, ENV_LOG_FORMAT: form}

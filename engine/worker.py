@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> int:
     if missing:
         print(f"a worker is started by the daemon: {', '.join(missing)} not set", file=sys.stderr)
         return EXIT_USAGE
-    logs.configure()
+    logs.configure_from_environment()
     if not tie_to_daemon():
         return EXIT_LINK_LOST
     link = Link(os.environ[ENV_ENDPOINT], os.environ[ENV_NAME], int(os.environ[ENV_EPOCH]))

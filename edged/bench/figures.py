@@ -16,7 +16,6 @@ class Figure:
         samples: every run's value; the figure is their median. Empty: it could not be measured, `note` says why.
         target: the value that the product promises on two cores, or None for what is only told.
         better: whether the target is a ceiling ("lower") or a floor ("higher").
-        detail: further values that explain this one (stages in seconds).
     """
 
     part: str
@@ -26,7 +25,6 @@ class Figure:
     target: float | None = None
     better: Literal["lower", "higher"] = "lower"
     note: str = ""
-    detail: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def value(self) -> float | None:

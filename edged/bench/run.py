@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from edged.bench import footprint, loop, serve, swap, update
+from edged.bench import footprint, serve, swap, update
 from edged.bench.figures import HEADER, Figure, as_json, rows
 from edged.bench.session import Session
 from edged.cli.child import running, socket_of
@@ -25,7 +25,6 @@ from edged.cli.show import columns, print_json
 Measure = Callable[[Session], Awaitable[list[Figure]]]
 
 PARTS: dict[str, Measure] = {
-    "loop": loop.measure,
     "update": update.measure,
     "swap": swap.measure,
     "serve": serve.measure,
@@ -64,10 +63,6 @@ def run(parts: Sequence[str], model: str, runs: int, json_wanted: bool) -> bool:
     else:
         print("  ".join(f"{key}: {value}" for key, value in machine.items()))
         print(columns(rows(figures), header=HEADER))
-        for figure in figures:
-            if figure.detail:
-                stages = ", ".join(f"{stage} {value:.2f}" for stage, value in figure.detail.items())
-                print(f"{figure.name}, seconds by stage: {stages}")
     return any(figure.is_met is False for figure in figures)
 
 

@@ -1,7 +1,8 @@
 """Where an update's time goes, from the last of 16 ratings to the live adapter, as the daemon itself reports it.
 
-Ratings in one burst first, then a second apart, when the trainer can score ahead between them. The stages are disjoint
-and add up to the time from rating to live; only published updates count, for the others stop half way.
+Once with a trainer that has to be started for it; then ratings in one burst, and a second apart, when the trainer can
+score ahead between them. The stages are disjoint and add up to the time from rating to live; only published updates
+count, for the others stop half way.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from collections.abc import Mapping, Sequence
 
 from edged.bench.figures import Figure
 from edged.bench.processes import cpu_s, family, peak_rss_bytes
-from edged.bench.session import BURST, Burst, Session, at_rest, rate_burst, require_adapter, sample_burst, status
+from edged.bench.session import BURST, Burst, Session, at_rest, burst, rate_burst, require_adapter, sample_burst, status
 
 BURST_TARGET_S = 6.0
 SPACED_TARGET_S = 3.0
 SPACING_S = 1.0
 TRAINER_TARGET_MB = 1600.0
 TRAINER = "train"
+COLD_SEED = 100
 # What the daemon reports beside its stages: sums of them.
 SUMS = ("train", "total", "rating_to_live")
 
@@ -34,11 +36,19 @@ class Observed:
 
 
 async def measure(session: Session) -> list[Figure]:
-    """Figures of updates with a warm trainer."""
+    """Figures of updates, the first with a cold trainer if no part before this one has warmed it up."""
+    session.show("update, cold trainer")
+    cold = await burst(session, COLD_SEED)
     await require_adapter(session)
     at_once = await _updates(session, "ratings in a burst", first_seed=5000, spacing_s=0.0)
     spaced = await _updates(session, "ratings a second apart", first_seed=6000, spacing_s=SPACING_S)
-    return figures_of(at_once, spaced, len(os.sched_getaffinity(0)))
+    return [cold_figure(cold), *figures_of(at_once, spaced, len(os.sched_getaffinity(0)))]
+
+
+def cold_figure(cold: Burst) -> Figure:
+    """From 16 ratings to live, with the start of the trainer in it."""
+    note = "" if cold.verdict == "published" else f"up to the verdict: {cold.verdict}"
+    return _figure("16 ratings in a burst -> live, cold trainer", "s", [cold.seconds], note=note)
 
 
 async def _updates(session: Session, name: str, *, first_seed: int, spacing_s: float) -> list[Observed]:
@@ -49,12 +59,12 @@ async def _updates(session: Session, name: str, *, first_seed: int, spacing_s: f
         await at_rest(session)
         # A rated answer is on disk at once, so nearly all CPU time between here and the verdict is the update's.
         before = {pid: cpu_s(pid) for pid in family(session.child.pid)}
-        burst = await rate_burst(session, completions, spacing_s=spacing_s)
+        rated = await rate_burst(session, completions, spacing_s=spacing_s)
         used_s = sum(cpu_s(pid) - before.get(pid, 0.0) for pid in family(session.child.pid))
         workers = {worker["name"]: worker["pid"] for worker in (await status(session))["workers"]}
         pid = workers.get(TRAINER)
         observed.append(
-            Observed(burst=burst, cpu_s=used_s, trainer_peak_bytes=0 if pid is None else peak_rss_bytes(pid))
+            Observed(burst=rated, cpu_s=used_s, trainer_peak_bytes=0 if pid is None else peak_rss_bytes(pid))
         )
     return observed
 
@@ -84,7 +94,7 @@ def figures_of(at_once: Sequence[Observed], spaced: Sequence[Observed], n_cores:
         ),
         *(_figure(f"of it: {name}", "s", [one.get(name, 0.0) for one in stages]) for name in names),
         _figure("tokens of the batch, prompts included", "", tokens),
-        _figure("optimizer steps", "", [_steps(one.burst.metrics) for one in published]),
+        _figure("optimizer steps", "", [one.burst.metrics["policy/steps"] for one in published]),
         _figure(
             "batch tokens a second of training", "tokens/s", [n / s for n, s in zip(tokens, trained_s, strict=True)]
         ),
@@ -94,6 +104,11 @@ def figures_of(at_once: Sequence[Observed], spaced: Sequence[Observed], n_cores:
             "MB",
             [one.trainer_peak_bytes / 1e6 for one in published if one.trainer_peak_bytes],
             target=TRAINER_TARGET_MB,
+        ),
+        _figure(
+            "swap after an update, idle box",
+            "ms",
+            [one.burst.metrics["swap_ms"] for one in published if "swap_ms" in one.burst.metrics],
         ),
         _figure("written to disk", "MB", [one.burst.metrics["bytes/written"] / 1e6 for one in published]),
     ]
@@ -115,10 +130,6 @@ def shares(stages: Mapping[str, float]) -> dict[str, float]:
 
 def _tokens(metrics: Mapping[str, float]) -> float:
     return metrics["tokens"] + metrics["tokens/prompt"]
-
-
-def _steps(metrics: Mapping[str, float]) -> float:
-    return sum(value for name, value in metrics.items() if name.endswith("/steps"))
 
 
 def _refused(observed: Sequence[Observed]) -> str:

@@ -25,7 +25,6 @@ class Part(StrEnum):
     """The parts of `edged.bench`."""
 
     ALL = "all"
-    LOOP = "loop"
     UPDATE = "update"
     SWAP = "swap"
     SERVE = "serve"

@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 from edged.failure import WorkerLost
+from edged.readiness import Readiness
 from edged.records import Episode
 from edged.underway import Underway
 from engine import protocol
@@ -108,10 +109,9 @@ class Judging:
         self._one_batch = asyncio.Lock()
         self._underway = Underway(engine, "score")
         self._numbers = itertools.count(1)
-        self._ready = asyncio.Event()
+        self._readiness = Readiness(engine)
         self._gone = asyncio.Event()
         self._is_leaving = False  # the process was killed and may still look ready
-        self._fault: protocol.Fault | None = None
         self._held_until = 0.0
         self._held_why = ""
         self.judged = 0
@@ -161,19 +161,17 @@ class Judging:
         """A worker is ready, so an earlier one is gone."""
         self._is_leaving = False
         self._gone.set()
-        self._ready.set()
+        self._readiness.ready()
 
     def fault(self, fault: protocol.Fault) -> None:
         """The worker said that it cannot do its role."""
-        self._fault = fault
-        self._engine.unwant()
-        self._ready.set()
+        self._readiness.fault(fault)
 
     def down(self) -> None:
         """The worker is gone, and with it what was fitted."""
         self._stale = True
         self._is_leaving = False
-        self._ready.clear()
+        self._readiness.down()
         self._gone.set()
         self._underway.lose()
 
@@ -226,17 +224,12 @@ class Judging:
         now = asyncio.get_running_loop().time()
         if now < self._held_until:
             raise _Unavailable(f"{self._held_why}; next try in {self._held_until - now:.0f} s")
-        self._fault = None
-        self._engine.want()
-        if not self._engine.is_ready:  # set by a fault whose process is still on its way out
-            self._ready.clear()
         try:
-            async with asyncio.timeout(self._start_timeout_s):
-                await self._ready.wait()
+            fault = await self._readiness.start(self._start_timeout_s)
         except TimeoutError:
             raise self._hold(f"the judge was not ready within {self._start_timeout_s:g} s") from None
-        if self._fault is not None:
-            raise self._hold(self._fault.message)
+        if fault is not None:
+            raise self._hold(fault.message)
 
     def _hold(self, why: str) -> _Unavailable:
         """Leave a judge that does not start alone for a while."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -330,6 +331,7 @@ class Learner:
                     episode=tokens(choice, found[choice.episode_id]),
                     reward=reward.reward_of(choice.rating, clip=settings.reward_clip),
                     replay=index >= len(batch),
+                    group=group_of(found[choice.episode_id]),
                 )
                 for index, choice in enumerate(choices)
                 if choice.episode_id in found
@@ -346,3 +348,10 @@ class Learner:
             base_sha256=self._base_sha256,
             created_at=update.created_at,
         )
+
+
+def group_of(episode: Episode) -> str:
+    """What GRPO and RLOO compare: the same for answers to one prompt by one version, such as the choices of a request
+    with n above 1."""
+    prompt = hashlib.sha256(repr(episode.prompt_ids).encode()).hexdigest()
+    return f"v{episode.version}-{prompt[:16]}"

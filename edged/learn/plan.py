@@ -17,10 +17,12 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, TypeVar
 
 from edged.records import RatedChoice, Written
 from engine.protocol import Feed
+
+T = TypeVar("T")
 
 LearnerState = Literal["idle", "collecting", "waiting_for_contrast", "training", "gating", "paused"]
 CONTRAST_MIN = 1e-6  # ratings closer than this are equal
@@ -258,14 +260,16 @@ def replay(used: Sequence[RatedChoice], *, n_new: int, seed: int, view: View, ru
     comes back in the order of `used`.
     """
     fit = [choice for choice in used if unfit(choice, view, rules) is None]
-    wanted = max(0, min(len(fit), int(rules.replay_ratio * n_new), rules.max_batch - n_new))
-    drawn = set(random.Random(seed).sample(range(len(fit)), wanted))
-    return tuple(choice for index, choice in enumerate(fit) if index in drawn)
+    return _drawn(fit, min(int(rules.replay_ratio * n_new), rules.max_batch - n_new), seed)
 
 
 def replay_written(used: Sequence[Written], *, n_new: int, seed: int, rules: Rules) -> tuple[Written, ...]:
     """Which of the already used pairs and corrections join an update of `n_new` new ones: as `replay` does."""
     fit = [one for one in used if is_used(one, rules)]
-    wanted = max(0, min(len(fit), int(rules.replay_ratio * n_new), rules.written_max - n_new))
-    drawn = set(random.Random(seed).sample(range(len(fit)), wanted))
-    return tuple(one for index, one in enumerate(fit) if index in drawn)
+    return _drawn(fit, min(int(rules.replay_ratio * n_new), rules.written_max - n_new), seed)
+
+
+def _drawn(fit: Sequence[T], wanted: int, seed: int) -> tuple[T, ...]:
+    """At most `wanted` of `fit`, in its order."""
+    chosen = set(random.Random(seed).sample(range(len(fit)), max(0, min(len(fit), wanted))))
+    return tuple(one for index, one in enumerate(fit) if index in chosen)

@@ -7,13 +7,13 @@ the same job may be given to the next worker.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 from edged.failure import JobRefused, WorkerFault, WorkerLost
+from edged.readiness import Readiness
 from edged.underway import Underway
 from engine import protocol
 
@@ -40,8 +40,7 @@ class Trainer:
         self._engine = engine
         self._start_timeout_s = start_timeout_s
         self._on_progress = on_progress
-        self._ready = asyncio.Event()
-        self._fault: protocol.Fault | None = None
+        self._readiness = Readiness(engine)
         self._underway = Underway(engine, "train")
         self._numbers = itertools.count(1)
 
@@ -51,17 +50,12 @@ class Trainer:
 
     async def start(self) -> None:
         """Returns once the worker is ready. Raises WorkerFault, WorkerLost."""
-        self._fault = None
-        self._engine.want()
-        if not self._engine.is_ready:  # set by a fault whose process is still on its way out
-            self._ready.clear()
         try:
-            async with asyncio.timeout(self._start_timeout_s):
-                await self._ready.wait()
+            fault = await self._readiness.start(self._start_timeout_s)
         except TimeoutError:
             raise WorkerLost(f"the train worker was not ready within {self._start_timeout_s:g} s") from None
-        if self._fault is not None:
-            raise WorkerFault(self._fault.code, self._fault.message)
+        if fault is not None:
+            raise WorkerFault(fault.code, fault.message)
 
     def warm_up(self) -> None:
         """Start the worker without waiting for it."""
@@ -96,17 +90,15 @@ class Trainer:
 
     def ready(self) -> None:
         """A worker is ready."""
-        self._ready.set()
+        self._readiness.ready()
 
     def fault(self, fault: protocol.Fault) -> None:
         """The worker said that it cannot do its role; it is not started again until somebody asks."""
-        self._fault = fault
-        self._engine.unwant()
-        self._ready.set()
+        self._readiness.fault(fault)
 
     def down(self) -> None:
         """The worker is gone."""
-        self._ready.clear()
+        self._readiness.down()
         self._underway.lose()
 
     def received(self, message: protocol.Message) -> bool:

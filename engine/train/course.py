@@ -6,6 +6,7 @@ Dimension letters: R tokens of one completion.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
@@ -30,6 +31,7 @@ class Course:
     skipped: Mapping[str, int]
 
 
+@functools.cache
 def objective_of(name: str) -> Objective:
     """The objective that a job calls `name`: `OBJECTIVE` of the module of that name."""
     return cast(Objective, importlib.import_module(f"engine.train.objectives.{name}").OBJECTIVE)

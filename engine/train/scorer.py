@@ -62,11 +62,6 @@ class Scorer:
         self._adapters: collections.OrderedDict[int, Lora] = collections.OrderedDict()
         self._probe_trunks: dict[tuple[tuple[int, ...], int], torch.Tensor] = {}
 
-    @property
-    def n_cached(self) -> int:
-        """Episodes at hand."""
-        return len(self._known)
-
     def adapter(self, ref: AdapterRef) -> Lora | None:
         """The adapter of a version, read at most once while it is in use; None for the base.
 

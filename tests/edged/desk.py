@@ -89,25 +89,28 @@ class Desk:
 
     async def publish(self, base_sha256: str = "b" * 64) -> int:
         """A new version, live, with its files."""
-        candidate = await self.store.lineage.add_candidate(origin="imported", parent_version=0, caller=OPERATOR)
-        weights = make_weights(candidate.version)
-        folder = self.root / "adapters" / folder_name(candidate.version, weights.sha256())
-        write_adapter_folder(
-            folder,
-            weights,
-            version=candidate.version,
-            parent=None,
-            base_sha256=base_sha256,
-            base_model_name="small",
-            origin="imported",
-            created_at=1.0,
-        )
-        await self.store.lineage.publish(
-            candidate.version,
-            PublishedAdapter(sha256=weights.sha256(), folder=folder.name, metrics={}),
-            caller=OPERATOR,
-        )
-        return candidate.version
+        await publish_adapter(self.store, self.root / "adapters", base_sha256)
+        return self.store.lineage.live().version
+
+
+async def publish_adapter(store: Store, adapters: Path, base_sha256: str = "b" * 64) -> Path:
+    """A new version, live, with its files; its folder."""
+    candidate = await store.lineage.add_candidate(origin="imported", parent_version=0, caller=OPERATOR)
+    weights = make_weights(candidate.version)
+    folder = adapters / folder_name(candidate.version, weights.sha256())
+    write_adapter_folder(
+        folder,
+        weights,
+        version=candidate.version,
+        parent=None,
+        base_sha256=base_sha256,
+        base_model_name="small",
+        origin="imported",
+        created_at=1.0,
+    )
+    published = PublishedAdapter(sha256=weights.sha256(), folder=folder.name, metrics={})
+    await store.lineage.publish(candidate.version, published, caller=OPERATOR)
+    return folder
 
 
 def make_weights(seed: int) -> AdapterWeights:

@@ -152,18 +152,21 @@ def test_a_contradiction_is_not_told_of_keys_that_are_wrong_themselves(tmp_path:
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("source", "rest"),
     [
-        "source = 'function'\nfunction = 'shop.judges:Judges.short'",
-        "source = 'http'\nurl = 'http://127.0.0.1:8000/judge?kind=short'",
-        "source = 'classifier'\nclassifier = '/models/judge'",
-        "source = 'fitted'",
+        ("function", "function = 'shop.judges:Judges.short'"),
+        ("http", "url = 'http://127.0.0.1:8000/judge?kind=short'"),
+        ("classifier", "classifier = '/models/judge'"),
+        ("fitted", ""),
     ],
 )
-def test_a_reward_source_that_says_where_it_is_is_taken(text: str, tmp_path: Path) -> None:
-    file = tmp_path / "edged.toml"
-    file.write_text(f"[reward]\n{text}", encoding="utf-8")
-    assert config.load(file).reward.source in text
+def test_a_judge_that_nothing_would_ask_is_refused_and_not_taken_in_silence(
+    source: str, rest: str, tmp_path: Path
+) -> None:
+    assert problems(f"[reward]\nsource = '{source}'\n{rest}", tmp_path) == [
+        f'reward.source: got "{source}", expected "feedback": nothing asks a judge in this version, so the key would do'
+        " nothing"
+    ]
 
 
 def test_a_syntax_error_is_told_with_its_line(tmp_path: Path) -> None:

@@ -92,6 +92,10 @@ def test_a_round_that_cannot_be_learned_from_says_so_and_the_version_before_stay
         with pytest.raises(FlowError, match="context_length_exceeded"):
             trainer.ask("word " * 10_000)
         assert trainer.ask("Hi").text
+        with pytest.raises(FlowError, match="context_length_exceeded"):
+            trainer.sample([PROMPTS[0], "word " * 10_000, PROMPTS[1]])
+        asked = trainer.sample(PROMPTS)
+        assert [answer.messages[0].content for answer in asked] == PROMPTS, "nothing is left of the one that failed"
         os.kill(trainer._serve.pid, signal.SIGKILL)
         with pytest.raises(ChildLost, match="the serve worker has died"):
             trainer.ask("Hi")

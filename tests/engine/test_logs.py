@@ -1,4 +1,4 @@
-"""How a worker logs."""
+"""How daemon and workers log."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _restore_logging() -> Iterator[None]:
 
 def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
     """The lines of one record of each level."""
-    logs.configure()
+    logs.configure_from_environment()
     logging.getLogger("engine.generate").info("loaded in %d s", 2)
     logging.getLogger("engine.generate").error("not “finite”")
     return capsys.readouterr().err.splitlines()
@@ -47,3 +47,47 @@ def test_a_worker_logs_as_the_environment_says(
     entry = json.loads(line)
     assert entry.pop("time") > 1e9
     assert entry == {"level": "error", "logger": "engine.generate", "message": "not “finite”"}
+
+
+def test_json_gives_one_object_a_record(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("info", "json")
+    logging.getLogger("edged.learn").info("update %d\nis “done”", 3)
+    (line,) = capsys.readouterr().err.splitlines()
+    entry = json.loads(line)
+    assert entry.pop("time") > 1e9
+    assert entry == {"level": "info", "logger": "edged.learn", "message": "update 3\nis “done”"}
+
+
+def test_json_carries_the_exception(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("info", "json")
+    try:
+        raise ValueError("bad figure")
+    except ValueError:
+        logging.getLogger("edged").exception("it failed")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert json.loads(line)["exception"].endswith("ValueError: bad figure")
+
+
+def test_text_names_level_and_logger(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("info", "text")
+    logging.getLogger("edged.serve").warning("slow")
+    assert capsys.readouterr().err.rstrip().endswith("WARNING edged.serve: slow")
+
+
+def test_what_is_below_the_level_is_not_logged(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("warning", "text")
+    logging.getLogger("edged").info("detail")
+    assert capsys.readouterr().err == ""
+
+
+def test_configuring_again_replaces_the_handler(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("info", "text")
+    logs.configure("info", "json")
+    logging.getLogger("edged").info("once")
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_the_requests_themselves_are_not_logged_at_info(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("info", "text")
+    logging.getLogger("uvicorn.access").info("GET /v1/status")
+    assert capsys.readouterr().err == ""

@@ -504,7 +504,7 @@ class Train:
 
 
 def main(role: str) -> int:
-    logs.configure()
+    logs.configure_from_environment()
     log.info("a light %s worker starts", role)
     if not tie_to_daemon():
         return protocol.EXIT_LINK_LOST

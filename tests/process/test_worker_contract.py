@@ -575,11 +575,7 @@ def train_job(folder: Path, model: Path) -> protocol.TrainJob:
         )
         for number in range(4)
     )
-    ppo = protocol.PpoSettings(
-        learning_rate=1e-3, critic_learning_rate=1e-3, epochs=1, minibatches=1, clip_low=0.2, clip_high=0.28,
-        value_clip=0.2, value_coef=0.5, gamma=1.0, gae_lambda=1.0, kl_coef=0.03, live_kl_max=1.0, importance_cap=2.0,
-        max_grad_norm=1.0, critic_warmup_steps=1,
-    )  # fmt: skip
+    ppo = protocol.PpoSettings(epochs=1, minibatches=1, live_kl_max=1.0, critic_warmup_steps=1)
     job = protocol.TrainJob(
         job_id="job", version=1, parent=BASE, reference=BASE,
         checkpoint=None, episodes=episodes, probes=(protocol.ProbeTokens(prompt_ids=(1, 2), completion_ids=(3, 4)),),

@@ -12,14 +12,12 @@ Dimension letter: K answers of one group.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from engine.protocol import TrainJob
 from engine.train.objectives.groups import judge_groups
-from engine.train.objectives.objective import Batch, Item, ItemLoss, Prepared, TokenScores
-from engine.train.objectives.ppo import clipped_surrogate
+from engine.train.objectives.objective import Batch, Prepared
+from engine.train.objectives.ppo import PolicyGradient
 
 SPREAD_FLOOR = 1e-4  # as in TRL
 
@@ -46,18 +44,11 @@ def group_advantages(rewards: torch.Tensor) -> torch.Tensor:
     return advantages
 
 
-class Grpo:
+class Grpo(PolicyGradient):
     """Answers of groups, with advantages normalised within each."""
-
-    uses_critic = False
-    uses_mismatched = False
 
     def prepare(self, batch: Batch, job: TrainJob) -> Prepared:
         return judge_groups(batch.rated, job, group_advantages)
-
-    def loss(self, item: Item, scores: Sequence[TokenScores], job: TrainJob) -> ItemLoss:
-        constants = item.constants
-        return clipped_surrogate(item.rollouts[0], constants["advantages"], constants["weights"], scores[0], job)
 
 
 OBJECTIVE = Grpo()

@@ -117,11 +117,22 @@ def token_rewards(rollout: Rollout, job: TrainJob) -> torch.Tensor:
     return rewards
 
 
-class Ppo:
+class PolicyGradient:
+    """What all objectives share that weigh the clipped surrogate by advantages: items have `advantages` and `weights`
+    among their constants, and one answer."""
+
+    uses_critic = False
+    uses_mismatched = False
+
+    def loss(self, item: Item, scores: Sequence[TokenScores], job: TrainJob) -> ItemLoss:
+        constants = item.constants
+        return clipped_surrogate(item.rollouts[0], constants["advantages"], constants["weights"], scores[0], job)
+
+
+class Ppo(PolicyGradient):
     """Advantages by GAE from a critic's values, whitened over the batch."""
 
     uses_critic = True
-    uses_mismatched = False
 
     def prepare(self, batch: Batch, job: TrainJob) -> Prepared:
         settings = job.ppo
@@ -137,15 +148,10 @@ class Ppo:
             constants = {
                 "advantages": advantages.to(values.device),
                 "weights": sampler_weights(rollout, job),
-                "values": values,
                 "returns": returns.to(values.device),
             }
             items.append(Item((rollout,), constants, rollout.tokens.shape[0]))
         return Prepared(tuple(items))
-
-    def loss(self, item: Item, scores: Sequence[TokenScores], job: TrainJob) -> ItemLoss:
-        constants = item.constants
-        return clipped_surrogate(item.rollouts[0], constants["advantages"], constants["weights"], scores[0], job)
 
 
 def sampler_weights(rollout: Rollout, job: TrainJob) -> torch.Tensor:

@@ -22,7 +22,7 @@ import torch
 from engine.protocol import TrainJob
 from engine.train.advantages import MIN_EPISODES_TO_WHITEN
 from engine.train.objectives.objective import Batch, Item, ItemLoss, Prepared, TokenScores
-from engine.train.objectives.ppo import clipped_surrogate, sampler_weights, token_rewards
+from engine.train.objectives.ppo import PolicyGradient, sampler_weights, token_rewards
 
 VARIANCE_FLOOR = 1e-8
 
@@ -47,11 +47,8 @@ def normalise(returns: torch.Tensor) -> torch.Tensor:
     return centred * centred.square().mean().clamp(min=VARIANCE_FLOOR).rsqrt()
 
 
-class ReinforcePp:
+class ReinforcePp(PolicyGradient):
     """Single rated answers, judged against the batch."""
-
-    uses_critic = False
-    uses_mismatched = False
 
     def prepare(self, batch: Batch, job: TrainJob) -> Prepared:
         if len({rollout.reward for rollout in batch.rated}) == 1:
@@ -72,10 +69,7 @@ class ReinforcePp:
         return Prepared(tuple(items))
 
     def loss(self, item: Item, scores: Sequence[TokenScores], job: TrainJob) -> ItemLoss:
-        constants = item.constants
-        return clipped_surrogate(
-            item.rollouts[0], constants["advantages"], constants["weights"], scores[0], _with_kl_in_reward(job)
-        )
+        return super().loss(item, scores, _with_kl_in_reward(job))
 
 
 def _with_kl_in_reward(job: TrainJob) -> TrainJob:

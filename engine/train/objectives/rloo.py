@@ -12,14 +12,12 @@ Dimension letter: K answers of one group.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from engine.protocol import TrainJob
 from engine.train.objectives.groups import judge_groups
-from engine.train.objectives.objective import Batch, Item, ItemLoss, Prepared, TokenScores
-from engine.train.objectives.ppo import clipped_surrogate
+from engine.train.objectives.objective import Batch, Prepared
+from engine.train.objectives.ppo import PolicyGradient
 
 
 def leave_one_out_advantages(rewards: torch.Tensor) -> torch.Tensor:
@@ -36,18 +34,11 @@ def leave_one_out_advantages(rewards: torch.Tensor) -> torch.Tensor:
     return rewards - (rewards.sum() - rewards) / (n - 1)
 
 
-class Rloo:
+class Rloo(PolicyGradient):
     """Answers of groups, each judged against the others of its group."""
-
-    uses_critic = False
-    uses_mismatched = False
 
     def prepare(self, batch: Batch, job: TrainJob) -> Prepared:
         return judge_groups(batch.rated, job, leave_one_out_advantages)
-
-    def loss(self, item: Item, scores: Sequence[TokenScores], job: TrainJob) -> ItemLoss:
-        constants = item.constants
-        return clipped_surrogate(item.rollouts[0], constants["advantages"], constants["weights"], scores[0], job)
 
 
 OBJECTIVE = Rloo()

@@ -10,9 +10,8 @@ import pytest
 
 from edged.bench import serve, session, swap
 from edged.bench.figures import Figure
-from edged.bench.loop import median_stages
 from edged.bench.provenance import Step, Trace
-from edged.bench.session import Burst, Session
+from edged.bench.session import Session
 from edged.cli.child import DaemonChild
 from edged.cli.connect import Peer, open_async_http
 
@@ -65,14 +64,6 @@ def test_a_daemon_that_reports_no_swaps_misses_the_target() -> None:
     figure = swap.figures_of(swap.Load(), [], {}, KNOWN)[0]
     assert figure.is_met is False
     assert "swap_ms" in figure.note
-
-
-def test_stages_are_medians_of_what_every_burst_reports() -> None:
-    def a_burst(**stages: float) -> Burst:
-        return Burst(seconds=1.0, verdict="published", version=1, stages=stages, metrics={})
-
-    assert median_stages([a_burst(train=1.0, start=9.0), a_burst(train=3.0), a_burst(train=2.0)]) == {"train": 2.0}
-    assert median_stages([]) == {}
 
 
 def against(light_daemon, steps):

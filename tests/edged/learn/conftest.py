@@ -43,23 +43,7 @@ PROBES = (
 )
 LIVE_CANARY = ((-1.0, -2.0), (-0.5,))
 MOVED_CANARY = ((-0.5, -2.5), (-1.0,))
-PPO = protocol.PpoSettings(
-    learning_rate=1e-3,
-    critic_learning_rate=1e-2,
-    epochs=2,
-    minibatches=2,
-    clip_low=0.2,
-    clip_high=0.28,
-    value_clip=0.2,
-    value_coef=0.5,
-    gamma=1.0,
-    gae_lambda=1.0,
-    kl_coef=0.03,
-    live_kl_max=0.3,
-    importance_cap=2.0,
-    max_grad_norm=1.0,
-    critic_warmup_steps=3,
-)
+PPO = protocol.PpoSettings(epochs=2, critic_warmup_steps=3)
 Behaviour = Literal["train", "die", "die_when_done", "refuse", "disk_full", "hang"]
 
 

@@ -114,6 +114,21 @@ def test_a_job_holds_everything_that_the_update_depends_on(in_box: InBox) -> Non
     in_box(scenario)
 
 
+def test_answers_to_one_prompt_by_one_version_are_a_group(in_box: InBox) -> None:
+    async def scenario(box: Any) -> None:
+        jobs = keep_jobs(box)
+        await box.rate(*UP_AND_DOWN[:8])
+        await box.rate(*UP_AND_DOWN[8:], prompt_ids=(3, 2, 1))
+        await learned(box)
+        await box.rate(*UP_AND_DOWN, version=1)
+        await learned(box, 2)
+        groups = [[rated.group for rated in job.episodes if not rated.replay] for job in jobs]
+        assert [len(set(groups[0][:8])), len(set(groups[0][8:])), len(set(groups[0]))] == [1, 1, 2]
+        assert len({*groups[0], *groups[1]}) == 3, "another version is another policy"
+
+    in_box(scenario)
+
+
 def test_the_next_update_starts_from_the_live_version_and_replays_older_ratings(in_box: InBox) -> None:
     async def scenario(box: Any) -> None:
         jobs = keep_jobs(box)

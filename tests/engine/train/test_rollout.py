@@ -80,7 +80,6 @@ def test_t_mask_1_t_mask_3_a_sampled_end_is_an_action_with_logprob_value_and_rew
     assert [one.shape[0] for one in (rollout.parent, rollout.reference, rollout.features, rollout.entropy)] == [n] * 4
     (item,) = course_of(make_job([ended]), fresh_lora(scorer), scorer).items["ppo"]
     assert item.count == n
-    assert item.constants["values"].shape == item.constants["returns"].shape == (n,)
     torch.testing.assert_close(item.constants["returns"], torch.full((n,), ended.reward))
 
 

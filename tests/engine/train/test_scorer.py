@@ -72,7 +72,7 @@ def test_forgetting_changes_no_number(
     monkeypatch.setattr(scorer_module, "CACHE_BYTES", 1)
     others = [rated.episode for rated in sample_episodes(3, seed=5)]
     scorer.score(others, BASE, silent)
-    assert scorer.n_cached == 3, "those in use are kept, the others forgotten"
+    assert set(scorer._known) == {other.episode_id for other in others}, "those in use are kept, the others forgotten"
     assert scorer.score(episodes, BASE, silent) == before
 
 

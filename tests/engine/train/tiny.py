@@ -27,23 +27,7 @@ from engine.protocol import (
 BASE = AdapterRef(version=0, folder=None)
 LORA = LoraSettings(rank=4, alpha=8.0, layers=2)
 BASE_SHA256 = "5" * 64
-PPO = PpoSettings(
-    learning_rate=1e-3,
-    critic_learning_rate=1e-2,
-    epochs=2,
-    minibatches=2,
-    clip_low=0.2,
-    clip_high=0.28,
-    value_clip=0.2,
-    value_coef=0.5,
-    gamma=1.0,
-    gae_lambda=1.0,
-    kl_coef=0.03,
-    live_kl_max=10.0,
-    importance_cap=2.0,
-    max_grad_norm=1.0,
-    critic_warmup_steps=5,
-)
+PPO = PpoSettings(learning_rate=1e-3, critic_learning_rate=1e-2, epochs=2, live_kl_max=10.0, critic_warmup_steps=5)
 
 
 def silent(*_: Any) -> None:
