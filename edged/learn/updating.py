@@ -16,6 +16,7 @@ a kill between the two the daemon starts on what the store says.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import time
 from collections.abc import Callable
@@ -49,6 +50,19 @@ class PutOff(RuntimeError):
     """Raised when the machine could not make or prove an update, which is then unfinished and to be given back."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """An update on its way to a verdict. rated_at: Unix seconds of the last of its new ratings; began: monotonic.
+    seconds, metrics: what is known so far."""
+
+    update: Update
+    job: protocol.TrainJob
+    rated_at: float | None
+    began: float
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+
+
 class Updater:
     """Carries updates, one at a time; `candidates` is held while a candidate stands staged, also by imports."""
 
@@ -79,26 +93,26 @@ class Updater:
         Raises WorkerFault if the trainer cannot start at all, and PutOff if the machine lacks what the update needs;
         the update is then unfinished, as before.
         """
-        began = time.monotonic()
-        seconds: dict[str, float] = {}
+        run = _Run(update=update, job=job, rated_at=rated_at, began=time.monotonic())
         try:
-            result = await self._train(update, job, seconds)
+            result = await self._train(run)
         except JobRefused as refused:
-            finished = await self._finish(update, "failed", f"{refused.code}: {refused}", seconds, {})
+            finished = await self._finish(run, "failed", f"{refused.code}: {refused}")
         except WorkerLost as lost:
-            finished = await self._finish(update, "failed", f"the trainer died every time: {lost}", seconds, {})
+            finished = await self._finish(run, "failed", f"the trainer died every time: {lost}")
         else:
             await self._updates.set_state(update.id, "gating")
             self._on_stage(update, "gating")
-            finished = await self._judge(update, job, result, seconds, began, rated_at)
+            finished = await self._judge(run, result)
         await asyncio.to_thread(self._folders.clear_job, update.id)
         return finished
 
-    async def _train(self, update: Update, job: protocol.TrainJob, seconds: dict[str, float]) -> protocol.TrainResult:
+    async def _train(self, run: _Run) -> protocol.TrainResult:
         """The trainer's result, from disk if it is there already.
 
         Raises JobRefused for what is wrong with the batch; PutOff, WorkerLost, WorkerFault.
         """
+        update, seconds = run.update, run.seconds
         attempts, shortages = update.attempts, 0
         while True:
             result = await self._result(update)
@@ -113,7 +127,7 @@ class Updater:
                 await self._trainer.start()
                 seconds["start"] = seconds.get("start", 0.0) + time.monotonic() - began
                 began = time.monotonic()
-                return await self._trainer.train(job.job_id, self._folders.job(update.id))
+                return await self._trainer.train(run.job.job_id, self._folders.job(update.id))
             except WorkerLost as lost:
                 # Counted when it is seen, so that stopping or killing the daemon costs the update nothing.
                 attempts += 1
@@ -139,52 +153,37 @@ class Updater:
             await asyncio.to_thread(self._folders.clear_result, update.id)
             return None
 
-    async def _judge(
-        self,
-        update: Update,
-        job: protocol.TrainJob,
-        result: protocol.TrainResult,
-        seconds: dict[str, float],
-        began: float,
-        rated_at: float | None,
-    ) -> Update:
+    async def _judge(self, run: _Run, result: protocol.TrainResult) -> Update:
         """The finished update. While the serve worker is not free, others may change what is live."""
         while True:
             async with self._candidates:
                 try:
-                    return await self._prove_and_publish(update, job, result, seconds, began, rated_at)
+                    return await self._prove_and_publish(run, result)
                 except WorkerBusy as busy:
-                    log.info("v%d: proving waits: %s", update.version, busy)
+                    log.info("v%d: proving waits: %s", run.update.version, busy)
             await asyncio.sleep(PROVING_PAUSE_S)
 
-    async def _prove_and_publish(
-        self,
-        update: Update,
-        job: protocol.TrainJob,
-        result: protocol.TrainResult,
-        seconds: dict[str, float],
-        began: float,
-        rated_at: float | None,
-    ) -> Update:
-        metrics = dict(result.metrics)
+    async def _prove_and_publish(self, run: _Run, result: protocol.TrainResult) -> Update:
+        update, metrics = run.update, run.metrics
+        metrics |= result.metrics
         metrics |= {f"dropped/{reason}": float(count) for reason, count in result.dropped.items()}
-        seconds |= {f"train/{stage}": value for stage, value in result.seconds.items()}
+        run.seconds.update({f"train/{stage}": value for stage, value in result.seconds.items()})
         candidate = await asyncio.to_thread(self._folders.candidate, update.id, update.version)
         metrics["bytes/written"] = float(await asyncio.to_thread(self._bytes_written, update, candidate))
         gating = time.monotonic()
         try:
             judgement = await self._prove(
-                protocol.AdapterRef(version=update.version, folder=str(candidate)), job.parent, result
+                protocol.AdapterRef(version=update.version, folder=str(candidate)), run.job.parent, result
             )
         except WorkerDown as down:
-            return await self._finish(update, "skipped", f"it could not be proved: {down}", seconds, metrics)
+            return await self._finish(run, "skipped", f"it could not be proved: {down}")
         except Refused as refused:  # another version went live meanwhile, so there is nothing to compare it with
-            return await self._finish(update, "skipped", str(refused), seconds, metrics)
-        seconds["gate"] = time.monotonic() - gating
+            return await self._finish(run, "skipped", str(refused))
+        run.seconds["gate"] = time.monotonic() - gating
         metrics |= judgement.metrics
         if not judgement.accepted:
-            return await self._finish(update, "refused", judgement.reason, seconds, metrics)
-        return await self._publish(update, seconds, metrics, judgement.reason, began, rated_at)
+            return await self._finish(run, "refused", judgement.reason)
+        return await self._publish(run, judgement.reason)
 
     def _bytes_written(self, update: Update, candidate: Path) -> int:
         out = self._folders.job(update.id) / protocol.OUT_FOLDER
@@ -223,15 +222,8 @@ class Updater:
             await asyncio.sleep(PROVING_PAUSE_S)
         return gate.Judgement(accepted=False, reason="a worker died under it every time it was tried", metrics={})
 
-    async def _publish(
-        self,
-        update: Update,
-        seconds: dict[str, float],
-        metrics: dict[str, float],
-        reason: str,
-        began: float,
-        rated_at: float | None,
-    ) -> Update:
+    async def _publish(self, run: _Run, reason: str) -> Update:
+        update, seconds, metrics = run.update, run.seconds, run.metrics
         publishing = time.monotonic()
         candidate = await asyncio.to_thread(self._folders.candidate, update.id, update.version)
         checkpoint = self._folders.job(update.id) / protocol.OUT_FOLDER / "checkpoint"
@@ -249,7 +241,7 @@ class Updater:
             )
         except Refused as refused:
             await asyncio.to_thread(self._folders.withdraw, update.version)
-            return await self._finish(update, "skipped", str(refused), seconds, metrics)
+            return await self._finish(run, "skipped", str(refused))
         await asyncio.to_thread(self._folders.write_current, update.version)
         seconds["publish"] = time.monotonic() - publishing
         swapping = time.monotonic()
@@ -257,20 +249,18 @@ class Updater:
         if swap_ms is not None:
             metrics["swap_ms"] = swap_ms
             seconds["swap"] = time.monotonic() - swapping
-        seconds["total"] = time.monotonic() - began
-        if rated_at is not None:
-            seconds["rating_to_live"] = time.time() - rated_at
+        seconds["total"] = time.monotonic() - run.began
+        if run.rated_at is not None:
+            seconds["rating_to_live"] = time.time() - run.rated_at
         return await self._updates.measured(finished.id, seconds, metrics)
 
-    async def _finish(
-        self, update: Update, verdict: Verdict, reason: str, seconds: dict[str, float], metrics: dict[str, float]
-    ) -> Update:
+    async def _finish(self, run: _Run, verdict: Verdict, reason: str) -> Update:
         return await self._updates.finish(
-            update.id,
+            run.update.id,
             verdict=verdict,
             reason=reason,
-            seconds=seconds,
-            metrics=metrics,
+            seconds=run.seconds,
+            metrics=run.metrics,
             now=time.time(),
             publish=None,
             caller=LEARNER,
