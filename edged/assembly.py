@@ -7,6 +7,7 @@ passed in here.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import time
 from collections.abc import Callable
@@ -22,11 +23,13 @@ from edged.base_model import BaseModel
 from edged.control import PAUSED_FILE, Operator
 from edged.failure import ADAPTER_FAULTS
 from edged.fallback import Fallback
+from edged.learn.anchor import Rules as AnchorRules
 from edged.learn.folders import Folders
 from edged.learn.forgetting import forget_removed
 from edged.learn.importing import Importer
 from edged.learn.learner import Learner
 from edged.learn.proving import Prover
+from edged.learn.reference import Reference
 from edged.learn.scoring import Scorer
 from edged.learn.tokenising import Tokenising
 from edged.learn.trainer import Trainer
@@ -130,6 +133,16 @@ class Assembly:
         self.routing = Routing(self._staging, self._live_adapter, self._replace, self._announce_status)
 
     def _build_learning(self) -> None:
+        self.reference = Reference(
+            self._store.anchors,
+            self._store.lineage,
+            self._folders,
+            rules=lambda: AnchorRules(
+                configured=self._settings().learn.reference, ratings=self._settings().learn.reanchor_ratings
+            ),
+            base_sha256=self._model.sha256,
+            on_moved=self._reference_moved,
+        )
         self._build_trainer()
         self._prover = Prover(
             self.routing,
@@ -141,7 +154,9 @@ class Assembly:
             self._model.sha256,
         )
         self.learner = Learner(
-            settings=lambda: resolved.learning(self._settings(), self._model.shape),
+            settings=lambda: dataclasses.replace(
+                resolved.learning(self._settings(), self._model.shape), reference=self.reference.version()
+            ),
             base_sha256=self._model.sha256,
             probes=self._probes,
             ratings=self._store.feedback,
@@ -168,7 +183,7 @@ class Assembly:
             self._folders,
             base_sha256=self._model.sha256,
             oldest_version=lambda: max(0, self._store.lineage.live().version - self._settings().learn.staleness),
-            reference=lambda: self._settings().learn.reference,
+            reference=self.reference.version,
         )
 
     def _build_trainer(self) -> None:
@@ -317,8 +332,13 @@ class Assembly:
     def _episode_recorded(self, episode_id: int, episode: Episode) -> None:
         self.scorer.wake()
 
+    def _reference_moved(self) -> None:
+        self.learner.wake()
+        self._announce_status()
+
     def _rated(self, rows: list[Feedback]) -> None:
         self.learner.wake()
+        self.reference.wake()
         if any(row.correction is not None for row in rows):
             self.tokenising.wake()
         for row in rows:
@@ -368,6 +388,8 @@ class Assembly:
             progress=None if progress is None else (progress.stage, progress.done, progress.total),
             updates_total=store.updates.count_finished(),
             latest=store.updates.latest_finished(),
+            reference=self.reference.version(),
+            anchor=self.reference.anchor(),
             dropped=self._dropped(),
             written=learner.written,
             active=self.answers.active,

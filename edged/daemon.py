@@ -143,6 +143,7 @@ class Daemon:
                     tasks.create_task(_again_and_again("learner", self._parts.learner.run)),
                     tasks.create_task(_again_and_again("scorer", self._parts.scorer.run)),
                     tasks.create_task(_again_and_again("tokenising", self._parts.tokenising.run)),
+                    tasks.create_task(_again_and_again("reference", self._parts.reference.run)),
                     tasks.create_task(self._report(), name="report"),
                 ]
                 code = await self._serve_until_stopped()

@@ -14,6 +14,8 @@ UpdateState = Literal["planned", "training", "gating", "finished"]
 AdapterOrigin = Literal["base", "trained", "imported", "fleet"]
 AdapterState = Literal["candidate", "published", "refused"]
 Scope = Literal["infer", "feedback", "admin"]
+EpisodeOrigin = Literal["user", "practice"]
+UpdateOrigin = Literal["ratings", "practice"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +28,10 @@ class Caller:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """One choice of one answer, exactly as the engine sampled it. `id` is 0 until the store has given one."""
+    """One choice of one answer, exactly as the engine sampled it. `id` is 0 until the store has given one.
+
+    origin: who asked: a user, or the box itself, in practice.
+    """
 
     id: int
     completion_id: str
@@ -52,6 +57,7 @@ class Episode:
     user: str | None
     metadata: dict[str, str]
     caller: str
+    origin: EpisodeOrigin = "user"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +178,71 @@ class WrittenCounts:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PracticePrompt:
+    """What the box may ask itself: a chat (`messages`) or a text to continue (`prompt`). prompt_of: the user's episode
+    that it was taken from; None: it is the operator's."""
+
+    prompt_of: int | None
+    messages: list[dict[str, Any]] | None
+    prompt: str | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedAnswer:
+    """A practice answer with its reward, as a rated choice without feedback: `rating` is the reward, `rated_at` when it
+    was judged. answers_to: the same for answers to one prompt by one version."""
+
+    choice: RatedChoice
+    answers_to: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RatedAnswer:
+    """A rated answer in tokens, for a judge that is fitted to ratings."""
+
+    episode_id: int
+    prompt_ids: tuple[int, ...]
+    completion_ids: tuple[int, ...]
+    rating: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PracticeCounts:
+    """unjudged, judged: answers that wait for the judge, and for an update. groups: different prompts among both.
+    prompts: of users, for the next round; a look at the recent ones. in_a_row: finished practice updates since a person
+    rated.
+
+    rounds, answers, rewards, updates: since the state folder was made. reasons: why there was no reward, or a cut one,
+    or no answers to a prompt -> how often. skipped: reason -> judged answers that no update can use.
+    """
+
+    unjudged: int = 0
+    judged: int = 0
+    groups: int = 0
+    prompts: int = 0
+    in_a_row: int = 0
+    rounds: int = 0
+    answers: int = 0
+    rewards: int = 0
+    updates: int = 0
+    reasons: dict[str, int] = dataclasses.field(default_factory=dict)
+    skipped: dict[str, int] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Anchor:
+    """The version that the KL reference moved to, and what spoke for it. configured: `learn.reference` at that time."""
+
+    version: int
+    since: float
+    ratings: int
+    mean_rating: float
+    before: int
+    configured: int
+    base_sha256: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeScore:
     """What the trainer said of an episode (see `engine.protocol.EpisodeScore`)."""
 
@@ -200,6 +271,7 @@ class Update:
     metrics: dict[str, float]
     new_episode_ids: tuple[int, ...]
     replay_episode_ids: tuple[int, ...]
+    origin: UpdateOrigin = "ratings"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -161,7 +161,13 @@ class LearnSection(Section):
     max_batch: int = _key(64, "Rated answers in one update at most, older ones included.", ge=2, le=8192, live=True)
     replay_ratio: float = _key(0.5, "Older rated answers for each new one.", ge=0, le=8, live=True)
     staleness: int = _key(8, "Versions that an answer may lie behind the live one to be trained on.", ge=0, live=True)
-    reference: int = _key(0, "Version that the KL penalty pulls towards; 0: the base model.", ge=0, live=True)
+    reference: int = _key(0, "Version that the KL penalty pulls towards at first; 0: the base model.", ge=0, live=True)
+    reanchor_ratings: int = _key(
+        128,
+        "Ratings of a live version, liked no less than the reference, that make it the reference; 0: never.",
+        ge=0,
+        live=True,
+    )
     objectives: Objectives = _key(
         {"ppo": 1.0},
         "What is minimised: name = weight, of " + ", ".join(OBJECTIVES) + ". Pairs feed dpo, corrections dpo and sft.",

@@ -9,7 +9,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from edged.records import Live, Update, WrittenCounts
+from edged.records import Anchor, Live, Update, WrittenCounts
 from edged.times import rfc3339
 
 # What `edged.serve` counts, in words.
@@ -38,6 +38,7 @@ class Parts:
     """Everything that a status shows, as it is now.
 
     serving: the version that new requests run on, which follows what is live; None while no serve worker is ready.
+    anchor: what the reference of the KL penalty moved to, while that is in force.
     """
 
     version: str
@@ -53,6 +54,8 @@ class Parts:
     progress: tuple[str, int, int] | None
     updates_total: int
     latest: Update | None
+    reference: int
+    anchor: Anchor | None
     dropped: Mapping[str, int]
     written: WrittenCounts
     active: int
@@ -89,6 +92,7 @@ def status(parts: Parts) -> dict[str, Any]:
             else dict(zip(("stage", "done", "total"), parts.progress, strict=True)),
             "updates_total": parts.updates_total,
             "last_update": None if latest is None else last_update(latest),
+            "reference": reference_object(parts.reference, parts.anchor),
             "dropped": dict(parts.dropped),
             "pairs": {"waiting": parts.written.pairs_waiting, "used": parts.written.pairs_used},
             "corrections": {
@@ -103,6 +107,19 @@ def status(parts: Parts) -> dict[str, Any]:
         "workers": [dataclasses.asdict(worker) for worker in parts.workers],
         "daemon": {"rss_bytes": parts.daemon_rss_bytes},
     }
+
+
+def reference_object(version: int, anchor: Anchor | None) -> dict[str, Any]:
+    """What the KL penalty pulls towards, and what moved it there; `moved` is null where it is as configured."""
+    moved = None
+    if anchor is not None:
+        moved = {
+            "since": rfc3339(anchor.since),
+            "from": anchor.before,
+            "ratings": anchor.ratings,
+            "mean_rating": anchor.mean_rating,
+        }
+    return {"version": version, "moved": moved}
 
 
 def last_update(update: Update) -> dict[str, Any]:

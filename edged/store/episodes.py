@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import apsw
 
-from edged.records import Caller, Episode, EpisodeScore, Feedback
+from edged.records import Caller, Episode, EpisodeOrigin, EpisodeScore, Feedback
 from edged.store import audit, blobs, feedback
 from edged.store.database import Database
 from edged.store.rows import Row, all_rows
@@ -20,8 +19,12 @@ _COLUMNS = (
     " completion_ids, logprobs, raw_logprobs, text, finish_reason, temperature, top_p, top_k, seed, max_tokens, user,"
     " metadata, caller"
 )
-_EPISODE = ", ".join(f"e.{column.strip()}" for column in _COLUMNS.split(","))
-_N_EPISODE = len(_COLUMNS.split(","))
+# Who asked is told by the table of practice alone.
+COLUMNS = (
+    ", ".join(f"e.{column.strip()}" for column in _COLUMNS.split(","))
+    + ", EXISTS (SELECT 1 FROM practice AS asked WHERE asked.episode_id = e.id)"
+)
+_N_EPISODE = len(_COLUMNS.split(",")) + 1
 
 _INSERT = (
     "INSERT INTO episodes (completion_id, choice, created_at, kind, model, base_sha256, version, messages, prompt,"
@@ -40,7 +43,7 @@ class Episodes:
         self._clock = clock
 
     def count(self) -> int:
-        """Episodes in the store. No I/O."""
+        """Episodes of users in the store. No I/O."""
         return self._tally.episodes
 
     async def add(self, episode: Episode) -> int:
@@ -48,25 +51,18 @@ class Episodes:
 
         Raises StoreError if this choice of this completion is stored already.
         """
-        values = _to_row(episode)
-
-        def insert(connection: apsw.Connection) -> int:
-            connection.execute(_INSERT, values)
-            episode_id = connection.last_insert_rowid()
-            if episode.completion_ids:
-                connection.execute("INSERT INTO unscored VALUES (?, ?)", (episode_id, episode.version))
-            return episode_id
+        values = to_row(episode)
 
         def counted(_id: int) -> None:
             self._tally.episodes += 1
 
-        return await self._database.write(insert, counted)
+        return await self._database.write(lambda connection: insert(connection, values), counted)
 
     async def get(self, ids: Sequence[int]) -> list[Episode]:
         """The episodes with these ids, in the order asked; those that do not exist (any more) are left out."""
 
         query = (
-            f"SELECT {_EPISODE} FROM json_each(?) AS asked JOIN episodes AS e ON e.id = asked.value ORDER BY asked.key"
+            f"SELECT {COLUMNS} FROM json_each(?) AS asked JOIN episodes AS e ON e.id = asked.value ORDER BY asked.key"
         )
         return await self._select(query, blobs.to_json([*ids]))
 
@@ -79,7 +75,7 @@ class Episodes:
         """
 
         query = (
-            f"SELECT {_EPISODE} FROM unscored AS u JOIN episodes AS e ON e.id = u.episode_id"
+            f"SELECT {COLUMNS} FROM unscored AS u JOIN episodes AS e ON e.id = u.episode_id"
             " WHERE u.version >= ?1 AND (?2 IS NULL OR e.base_sha256 = ?2) ORDER BY u.episode_id DESC LIMIT ?3"
         )
         return await self._select(query, min_version, base_sha256, limit)
@@ -101,8 +97,9 @@ class Episodes:
     async def delete_user(self, user: str, *, caller: Caller) -> int:
         """Remove every episode, rating and preference of `user`; the number of episodes removed.
 
-        Feedback that `user` gave on others' answers goes too, and what others said before counts again. The audit keeps
-        a hash of the name, not the name. The removed words are in none of the database's files any more, unless another
+        Feedback that `user` gave on others' answers goes too, and what others said before counts again; so do answers
+        that the box gave in practice to prompts of `user`, which are not counted. The audit keeps a hash of the name,
+        not the name. The removed words are in none of the database's files any more, unless another
         program was reading them (see `Database.write`).
         """
         now = self._clock()
@@ -110,6 +107,11 @@ class Episodes:
         def delete(connection: apsw.Connection) -> tuple[int, Tally]:
             connection.execute(
                 "DELETE FROM ratings WHERE episode_id IN (SELECT id FROM episodes WHERE user = ?)", (user,)
+            )
+            connection.execute(
+                "DELETE FROM episodes WHERE id IN (SELECT p.episode_id FROM practice AS p"
+                " JOIN episodes AS asked ON asked.id = p.prompt_of WHERE asked.user = ?)",
+                (user,),
             )
             connection.execute("DELETE FROM episodes WHERE user = ?", (user,))
             removed = connection.changes()
@@ -125,19 +127,21 @@ class Episodes:
 
     async def _select(self, query: str, *values: str | int | None) -> list[Episode]:
         return await self._database.read(
-            lambda connection: [_to_episode(row) for row in all_rows(connection, query, values)]
+            lambda connection: [to_episode(row) for row in all_rows(connection, query, values)]
         )
 
     async def list(
-        self, *, after: int, limit: int, version: int | None, rated: bool | None
+        self, *, after: int, limit: int, version: int | None, rated: bool | None, origin: EpisodeOrigin = "user"
     ) -> list[tuple[Episode, Feedback | None, EpisodeScore | None]]:
         """Episodes with id > after, oldest first, with the feedback that counts and the trainer's score, if any.
 
         Args:
+            origin: those that users asked for, or those of practice.
             version: only those by this adapter; None: all.
             rated: only those whose counting feedback has a rating (True) or has none (False); None: all.
         """
-        conditions = ["e.id > ?"]
+        asked_by_the_box = "EXISTS (SELECT 1 FROM practice AS p WHERE p.episode_id = e.id)"
+        conditions = ["e.id > ?", asked_by_the_box if origin == "practice" else f"NOT {asked_by_the_box}"]
         values: list[int] = [after]
         if version is not None:
             conditions.append("e.version = ?")
@@ -145,7 +149,7 @@ class Episodes:
         if rated is not None:
             conditions.append(f"f.rating IS {'NOT ' if rated else ''}NULL")
         query = (
-            f"SELECT {_EPISODE}, {feedback.COLUMNS}, s.reference_version, s.reference_logprob, s.kl, s.engine_gap"
+            f"SELECT {COLUMNS}, {feedback.COLUMNS}, s.reference_version, s.reference_logprob, s.kl, s.engine_gap"
             " FROM episodes AS e LEFT JOIN ratings AS r ON r.episode_id = e.id"
             " LEFT JOIN feedback AS f ON f.seq = r.feedback_seq LEFT JOIN scores AS s ON s.episode_id = e.id"
             f" WHERE {' AND '.join(conditions)} ORDER BY e.id LIMIT ?"
@@ -155,7 +159,18 @@ class Episodes:
         )
 
 
-def _to_row(episode: Episode) -> tuple[Any, ...]:
+def insert(connection: apsw.Connection, values: Row) -> int:
+    """Write an episode, as `to_row` gives it; its id. One with tokens waits to be scored."""
+    connection.execute(_INSERT, values)
+    episode_id = connection.last_insert_rowid()
+    connection.execute(
+        "INSERT INTO unscored SELECT id, version FROM episodes WHERE id = ? AND n_tokens > 0", (episode_id,)
+    )
+    return episode_id
+
+
+def to_row(episode: Episode) -> Row:
+    """The columns of an episode that is new."""
     n_tokens = len(episode.completion_ids)
     logprobs_complete = len(episode.logprobs) == n_tokens and all(
         value is not None and value == value for value in episode.logprobs
@@ -189,7 +204,8 @@ def _to_row(episode: Episode) -> tuple[Any, ...]:
     )
 
 
-def _to_episode(row: Row) -> Episode:
+def to_episode(row: Row) -> Episode:
+    """A row of COLUMNS as a record."""
     return Episode(
         id=row[0],
         completion_id=row[1],
@@ -215,11 +231,12 @@ def _to_episode(row: Row) -> Episode:
         user=row[21],
         metadata=blobs.from_json(row[22]),
         caller=row[23],
+        origin="practice" if row[24] else "user",
     )
 
 
 def _to_entry(row: Row) -> tuple[Episode, Feedback | None, EpisodeScore | None]:
-    episode = _to_episode(row[:_N_EPISODE])
+    episode = to_episode(row[:_N_EPISODE])
     feedback_end = _N_EPISODE + feedback.N_COLUMNS
     feedback_row, score_row = row[_N_EPISODE:feedback_end], row[feedback_end:]
     score = None

@@ -38,6 +38,9 @@ _RATED_CHOICE = (
     " FROM ratings AS r JOIN feedback AS f ON f.seq = r.feedback_seq JOIN episodes AS e ON e.id = r.episode_id"
 )
 
+# Nobody has seen the answers of practice, so nobody rates them.
+_SHOWN = "NOT EXISTS (SELECT 1 FROM practice AS p WHERE p.episode_id = e.id)"
+
 
 class FeedbackRows:
     """The book of feedback. Writes return when the rows are on disk."""
@@ -299,7 +302,7 @@ def _insert(
             return _repeated(to_feedback(earlier), new, key), False, 0
     episode = first_row(
         connection,
-        "SELECT id, version FROM episodes WHERE completion_id = ? AND choice = ?",
+        f"SELECT id, version FROM episodes AS e WHERE completion_id = ? AND choice = ? AND {_SHOWN}",
         (new.completion_id, new.choice),
     )
     if episode is None:
@@ -378,7 +381,8 @@ def _repeated(earlier: Feedback, new: NewFeedback, key: str) -> Feedback:
 
 
 def _not_found(connection: apsw.Connection, new: NewFeedback) -> Refused:
-    (n_choices,) = single_row(connection, "SELECT count(*) FROM episodes WHERE completion_id = ?", (new.completion_id,))
+    query = f"SELECT count(*) FROM episodes AS e WHERE completion_id = ? AND {_SHOWN}"
+    (n_choices,) = single_row(connection, query, (new.completion_id,))
     if n_choices:
         message = f"completion {new.completion_id!r} has {n_choices} choices, none with the number {new.choice}"
         return Refused(404, "completion_not_found", message, param="choice")

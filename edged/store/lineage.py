@@ -16,7 +16,7 @@ import apsw
 
 from edged.records import Adapter, AdapterOrigin, Caller, Live, PublishedAdapter
 from edged.refusal import Refused
-from edged.store import audit, blobs
+from edged.store import anchors, audit, blobs
 from edged.store.database import Database
 from edged.store.rows import Row, all_rows, first_row, single_row
 
@@ -209,6 +209,8 @@ class Lineage:
             adapter = _get(connection, version)
             if version == 0 and not kept:
                 raise Refused(409, "base_is_kept", "version 0 is the base and always kept")
+            if not kept and anchors.is_anchor(connection, version):
+                raise Refused(409, "is_reference", f"version {version} is the reference of the KL penalty and is kept")
             connection.execute("UPDATE adapters SET kept = ? WHERE version = ?", (kept, version))
             audit.record(connection, "keep" if kept else "unkeep", {"version": version}, caller=caller, now=now)
             return dataclasses.replace(adapter, kept=kept)

@@ -16,6 +16,9 @@ A step is never changed once it was released: a change is a new step. Times are 
                   has given them, and what became of it: fresh -> used or dropped. Ids are never used twice.
     updates       plan and outcome
     adapters      lineage; live_history: what was served when, the newest row is live
+    practice      episodes that the box asked of itself, and what became of them: sampled -> judged -> used (by a
+                  finished update; for good) or skipped (nothing to learn from it), or failed (no reward)
+    anchors       versions that the reference of the KL penalty moved to; the newest row counts
     counters      numbers that only rise
     api_keys      hashes of secrets
     audit         who did what
@@ -213,6 +216,35 @@ _STEPS = (
     INSERT INTO written (kind, feedback_seq)
         SELECT 'correction', seq FROM feedback WHERE correction IS NOT NULL ORDER BY seq;
     ALTER TABLE updates ADD COLUMN new_written_ids TEXT NOT NULL DEFAULT '[]';
+    """,
+    """
+    CREATE TABLE practice (
+        episode_id INTEGER PRIMARY KEY REFERENCES episodes (id) ON DELETE CASCADE,
+        prompt_of INTEGER REFERENCES episodes (id), -- whose prompt it answers; NULL: a prompt of the operator's file
+        answers_to TEXT NOT NULL, -- the same for answers to one prompt by one version
+        state TEXT NOT NULL DEFAULT 'sampled' CHECK (state IN ('sampled', 'judged', 'used', 'skipped', 'failed')),
+        reward REAL,
+        judged_at REAL,
+        used_by INTEGER REFERENCES updates (id),
+        CHECK ((state IN ('judged', 'used', 'skipped')) = (reward IS NOT NULL)),
+        CHECK ((reward IS NULL) = (judged_at IS NULL)),
+        CHECK ((state = 'used') = (used_by IS NOT NULL))
+    ) STRICT;
+    CREATE INDEX practice_by_prompt ON practice (prompt_of) WHERE prompt_of IS NOT NULL;
+    CREATE INDEX practice_by_state ON practice (state);
+    ALTER TABLE updates ADD COLUMN practice_after INTEGER; -- the newest feedback then; NULL: an update of ratings
+
+    CREATE TABLE anchors (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        version INTEGER NOT NULL REFERENCES adapters (version),
+        since REAL NOT NULL,
+        ratings INTEGER NOT NULL,
+        mean_rating REAL NOT NULL,
+        before INTEGER NOT NULL, -- the reference that it took the place of
+        configured INTEGER NOT NULL, -- learn.reference at that time
+        base_sha256 TEXT NOT NULL
+    ) STRICT;
+    CREATE INDEX ratings_by_version ON ratings (version);
     """,
 )
 

@@ -14,14 +14,16 @@ from typing import Self
 
 import apsw
 
-from edged.records import ApiKey
-from edged.store import keys, lineage, updates
+from edged.records import Anchor, ApiKey
+from edged.store import anchors, keys, lineage, updates
+from edged.store.anchors import Anchors
 from edged.store.audit import Audit
 from edged.store.database import Database
 from edged.store.episodes import Episodes
 from edged.store.feedback import FeedbackRows
 from edged.store.keys import KeyRing
 from edged.store.lineage import Lineage
+from edged.store.practice import Practice
 from edged.store.tally import Tally
 from edged.store.updates import Updates
 from edged.store.written import WrittenRows
@@ -34,6 +36,7 @@ class _Snapshots:
     updates: updates.Snapshot
     valid_keys: dict[bytes, ApiKey]
     any_keys: bool
+    anchor: Anchor | None
 
 
 class Store:
@@ -44,8 +47,10 @@ class Store:
         self.episodes = Episodes(database, snapshots.tally, clock=clock)
         self.feedback = FeedbackRows(database, snapshots.tally, clock=clock)
         self.written = WrittenRows(database)
+        self.practice = Practice(database)
         self.lineage = Lineage(database, snapshots.lineage, clock=clock)
         self.updates = Updates(database, self.lineage, snapshots.updates)
+        self.anchors = Anchors(database, snapshots.anchor)
         self.keys = KeyRing(database, snapshots.valid_keys, any_keys=snapshots.any_keys, clock=clock)
         self.audit = Audit(database, clock=clock)
 
@@ -76,4 +81,5 @@ def _read_snapshots(connection: apsw.Connection) -> _Snapshots:
         updates=updates.read_snapshot(connection),
         valid_keys=keys.read_valid(connection),
         any_keys=keys.read_any(connection),
+        anchor=anchors.read_latest(connection),
     )

@@ -16,7 +16,8 @@ from edged.store.rows import all_rows, single_row
 
 @dataclasses.dataclass(slots=True)
 class Tally:
-    """episodes, feedback: rows. ratings: choices whose newest feedback has a rating. drops: reason -> feedback rows."""
+    """episodes: rows, without those of practice. feedback: rows. ratings: choices whose newest feedback has a rating.
+    drops: reason -> feedback rows."""
 
     episodes: int
     feedback: int
@@ -28,7 +29,7 @@ class Tally:
         """Count everything in the database."""
         episodes, feedback, ratings = single_row(
             connection,
-            "SELECT (SELECT count(*) FROM episodes), (SELECT count(*) FROM feedback),"
+            "SELECT (SELECT count(*) FROM episodes) - (SELECT count(*) FROM practice), (SELECT count(*) FROM feedback),"
             " (SELECT count(*) FROM ratings JOIN feedback ON seq = feedback_seq WHERE rating IS NOT NULL)",
         )
         drops: dict[str, int] = dict(all_rows(connection, "SELECT reason, count(*) FROM drops GROUP BY reason"))

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import apsw
 
-from edged.records import Caller, Live, PublishedAdapter, Update, UpdateState, Verdict
-from edged.store import blobs, feedback, lineage, written
+from edged.records import Caller, Live, PublishedAdapter, Update, UpdateOrigin, UpdateState, Verdict
+from edged.store import blobs, feedback, lineage, practice, written
 from edged.store.database import Database
 from edged.store.errors import StoreError
 from edged.store.lineage import Lineage
@@ -16,7 +16,7 @@ from edged.store.rows import Row, all_rows, first_row, single_row
 
 _UPDATE = (
     "SELECT id, state, version, parent_version, seed, attempts, created_at, finished_at, verdict, reason, seconds,"
-    " metrics, new_episode_ids, replay_episode_ids FROM updates"
+    " metrics, new_episode_ids, replay_episode_ids, practice_after IS NOT NULL FROM updates"
 )
 
 
@@ -55,11 +55,13 @@ class Updates:
         new_feedback_ids: Sequence[str],
         now: float,
         new_written_ids: Sequence[int] = (),
+        origin: UpdateOrigin = "ratings",
     ) -> Update:
         """Plan an update: its id, and the next version number with a candidate row, are taken at once.
 
         new_feedback_ids, new_written_ids: the ratings, and what people wrote, that count as used once the update is
             finished.
+        origin: "practice" if the new episodes are practice answers, which are then used in the same way.
         Raises Refused 404 `adapter_not_found` for an unknown parent.
         """
 
@@ -69,8 +71,8 @@ class Updates:
             )
             connection.execute(
                 "INSERT INTO updates (state, version, parent_version, seed, attempts, created_at, seconds, metrics,"
-                " new_episode_ids, replay_episode_ids, new_feedback_ids, new_written_ids)"
-                " VALUES ('planned', ?, ?, ?, 0, ?, '{}', '{}', ?, ?, ?, ?)",
+                " new_episode_ids, replay_episode_ids, new_feedback_ids, new_written_ids, practice_after)"
+                " VALUES ('planned', ?, ?, ?, 0, ?, '{}', '{}', ?, ?, ?, ?, ?)",
                 (
                     candidate.version,
                     parent_version,
@@ -80,6 +82,7 @@ class Updates:
                     blobs.to_json(list(replay_episode_ids)),
                     blobs.to_json(list(new_feedback_ids)),
                     blobs.to_json(list(new_written_ids)),
+                    practice.newest_rating(connection) if origin == "practice" else None,
                 ),
             )
             return _get(connection, connection.last_insert_rowid())
@@ -129,14 +132,16 @@ class Updates:
 
         def update(connection: apsw.Connection) -> tuple[Update, Live | None]:
             _end(connection, update_id, verdict, reason, seconds, metrics, now)
-            version, parent_version, feedback_ids, written_ids = single_row(
+            version, parent_version, feedback_ids, written_ids, episode_ids = single_row(
                 connection,
-                "SELECT version, parent_version, new_feedback_ids, new_written_ids FROM updates WHERE id = ?",
+                "SELECT version, parent_version, new_feedback_ids, new_written_ids, new_episode_ids FROM updates"
+                " WHERE id = ?",
                 (update_id,),
             )
             if verdict != "skipped":
                 feedback.mark_used(connection, blobs.from_json(feedback_ids), update_id=update_id)
                 written.mark_used(connection, blobs.from_json(written_ids), update_id=update_id)
+                practice.mark_used(connection, blobs.from_json(episode_ids), update_id=update_id)
             live = None
             if publish is not None:
                 lineage.require_live(connection, parent_version)
@@ -243,4 +248,5 @@ def _to_update(row: Row) -> Update:
         metrics=blobs.from_json(row[11]),
         new_episode_ids=tuple(blobs.from_json(row[12])),
         replay_episode_ids=tuple(blobs.from_json(row[13])),
+        origin="practice" if row[14] else "ratings",
     )

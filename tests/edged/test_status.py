@@ -48,6 +48,8 @@ def parts(**changes: Any) -> Parts:
         "progress": None,
         "updates_total": 7,
         "latest": UPDATE,
+        "reference": 0,
+        "anchor": None,
         "written": WrittenCounts(pairs_waiting=2, pairs_used=3, corrections_waiting=1),
         "dropped": {"greedy": 2, "stale": 1},
         "active": 3,
