@@ -52,6 +52,7 @@ UBATCH_TOKENS = 256
 # As in engine/train: attention that keeps its [t, t] weights, blocks computed again in backward, rounding of rows.
 SHORT_TOKENS = 384
 RECOMPUTE_ABOVE_TOKENS = 4096
+BLOCK_COLUMNS = 1024  # of logits that are float32 at once
 
 Parts = dict[str, int]
 
@@ -231,7 +232,7 @@ def _actor_parts(request: Request, device: Device, tokens: int, n_replicas: int)
     }
     working = {
         "activations": lanes * _enlarged(backward_bytes(shape, training, device.kind, tokens), device),
-        "logits": lanes * _logit_bytes(request, tokens, gradient=True),
+        "logits": lanes * _logit_bytes(request, tokens),
     }
     return held, working
 
@@ -253,7 +254,7 @@ def _reference_parts(request: Request, device: Device, _tokens: int, _n_replicas
     training = request.training
     working = {
         "activations": _forward_bytes(request, device, training.sequence_tokens),
-        "logits": _lanes(training, device) * _logit_bytes(request, training.sequence_tokens, gradient=False),
+        "logits": _lanes(training, device) * _logit_bytes(request, training.sequence_tokens),
     }
     return {}, working
 
@@ -279,15 +280,12 @@ def _forward_bytes(request: Request, device: Device, tokens: int) -> int:
     return _lanes(training, device) * _enlarged(a_block, device)
 
 
-def _logit_bytes(request: Request, tokens: int, *, gradient: bool) -> int:
-    """One chunk of logits in one lane: the product and its float32 copy; with a gradient the probabilities in the
-    base's dtype, and padded; without one their exponentials, and the product of these with the logits."""
+def _logit_bytes(request: Request, tokens: int) -> int:
+    """One chunk of logits in one lane, which becomes its probabilities in place; float32 exists in blocks only."""
     training = request.training
-    b = ELEMENT_BYTES[training.dtype]
-    product = b if b == FLOAT32_BYTES else b + FLOAT32_BYTES
-    factor = b if b == FLOAT32_BYTES else 2 * b
     rows = min(training.chunk_rows, round_up_rows(tokens))
-    return rows * request.model.shape.n_vocab * (product + (factor if gradient else 2 * FLOAT32_BYTES))
+    in_float32 = 2 * BLOCK_COLUMNS * FLOAT32_BYTES
+    return rows * (request.model.shape.n_vocab * ELEMENT_BYTES[training.dtype] + in_float32)
 
 
 def _enlarged(n_bytes: int, device: Device) -> int:

@@ -82,7 +82,7 @@ class Training:
     sequence_tokens: int
     minibatches: int = 2
     micro_batch_tokens: int = 640
-    chunk_rows: int = 256
+    chunk_rows: int = 512
     lanes: int = 2
     trunk_cache_bytes: int = 192 * 1024 * 1024
     cached_adapters: int = 12

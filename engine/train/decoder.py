@@ -1,7 +1,8 @@
 """Forward pass through the decoder's blocks, over sequences packed one behind the other.
 
 Sequences of any lengths lie in one [T, D] tensor, one behind the other: positions restart at each, and attention runs
-sequence by sequence, so no token sees another sequence. Only the end is padded, by an eighth at most: the kernels of
+sequence by sequence, so no token sees another sequence. What all of them begin with, such as the opening of a chat
+template, can stand there once for all. Only the end is padded, by an eighth at most: the kernels of
 bfloat16 products are compiled for every row count they meet, which costs milliseconds and memory for each new one. The
 stream between blocks is float32, products are in the base's dtype. Frozen weights get no gradient and no copy; only the
 adapter's matrices and, through them, the stream do.
@@ -40,17 +41,19 @@ class Packing:
     """Where the sequences lie.
 
     Attributes:
-        lengths: tokens of each sequence. n_rows: rows computed with, at least the tokens.
+        lengths: own tokens of each sequence. shared: tokens before them that every sequence begins with.
+        n_rows: rows computed with, at least the tokens.
         rotations: of each of the base's sets of frequencies, cosine and sine [n_rows, 1, d] in the base's dtype.
     """
 
     lengths: tuple[int, ...]
+    shared: int
     n_rows: int
     rotations: tuple[tuple[torch.Tensor, torch.Tensor], ...]
 
     @property
     def n_tokens(self) -> int:
-        return sum(self.lengths)
+        return self.shared + sum(self.lengths)
 
 
 def round_up_rows(n: int) -> int:
@@ -59,16 +62,23 @@ def round_up_rows(n: int) -> int:
     return -(-n // step) * step
 
 
-def pack(base: Base, lengths: Sequence[int]) -> Packing:
-    """The packing of sequences of these lengths (tokens), positions starting at 0 in each."""
-    n_rows = round_up_rows(sum(lengths))
-    positions = torch.cat([torch.arange(n, device=base.device) for n in (*lengths, n_rows - sum(lengths))])
+def pack(base: Base, lengths: Sequence[int], *, shared: int = 0) -> Packing:
+    """The packing of sequences.
+
+    Args:
+        lengths: tokens of each, without what it shares with all others.
+        shared: tokens that all begin with. They lie first, and positions go on behind them in each sequence.
+    """
+    n_tokens = shared + sum(lengths)
+    n_rows = round_up_rows(n_tokens)
+    ranges = [range(shared), *(range(shared, shared + n) for n in lengths), range(n_rows - n_tokens)]
+    positions = torch.cat([torch.arange(one.start, one.stop, device=base.device) for one in ranges])
     rotations = []
     for frequencies in base.inverse_frequencies:
         angles = positions[:, None].float() * frequencies  # [T, d / 2]
         angles = torch.cat((angles, angles), dim=-1)[:, None, :]
         rotations.append((angles.cos().to(base.dtype), angles.sin().to(base.dtype)))
-    return Packing(tuple(lengths), n_rows, tuple(rotations))
+    return Packing(tuple(lengths), shared, n_rows, tuple(rotations))
 
 
 def embed(base: Base, ids: Sequence[int]) -> torch.Tensor:
@@ -131,7 +141,15 @@ def _attention(
     rotation = packing.rotations[block.rotary]
     q, k = _rotate(q, *rotation), _rotate(k, *rotation)
     n = packing.n_tokens
-    attended = attend(q[:n], k[:n], v[:n], packing.lengths, scale=base.config.attention_scale, window=block.window)
+    attended = attend(
+        q[:n],
+        k[:n],
+        v[:n],
+        packing.lengths,
+        scale=base.config.attention_scale,
+        window=block.window,
+        shared=packing.shared,
+    )
     return F.pad(attended, (0, 0, 0, 0, 0, packing.n_rows - n)).reshape(-1, shape.n_heads * shape.head_dim)
 
 

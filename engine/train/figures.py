@@ -31,7 +31,7 @@ def batch_figures(answers: Sequence[Rollout]) -> dict[str, float]:
         "episodes": float(len(answers)),
         "episodes/replayed": float(sum(one.replay for one in answers)),
         "tokens": float(sum(one.tokens.shape[0] for one in answers)),
-        "tokens/prompt": float(sum(one.prompt_tokens for one in answers)),
+        "tokens/prompt": float(sum(len(one.prompt_ids) for one in answers)),
         "entropy/parent": float(torch.cat([one.entropy for one in answers]).mean()),
     }
 

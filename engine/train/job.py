@@ -135,10 +135,10 @@ def _train(job: TrainJob, folder: Path, scorer: Scorer, tick: Tick) -> TrainResu
     learner = _learner(job, parent, scorer)
     outcome = run_update(job, selection, learner, scorer, tick)
     began = time.perf_counter()
-    parent_canary = scorer.measure_probes(job.probes, parent, lambda: tick("canary", 0, 0))
+    parent_canary = scorer.canary(job.parent, job.probes, lambda: tick("canary", 0, 0))
     canary = scorer.measure_probes(job.probes, learner.lora, lambda: tick("canary", 0, 0))
     outcome.seconds["canary"] = time.perf_counter() - began
-    return _publish(
+    result = _publish(
         job,
         folder,
         learner,
@@ -147,6 +147,8 @@ def _train(job: TrainJob, folder: Path, scorer: Scorer, tick: Tick) -> TrainResu
         (canary, parent_canary),
         scorer.base.name,
     )
+    scorer.keep_canary(job.version, job.probes, canary)
+    return result
 
 
 def _learner(job: TrainJob, parent: Lora | None, scorer: Scorer) -> Learner:

@@ -1,13 +1,15 @@
 """Log-probabilities of given tokens under the output head, without a [T, V] tensor.
 
-Rows are processed in chunks through one float32 buffer; log-softmax is float32. For training the derivative of each
-token's log-probability by its hidden state, `(W[token] - sum_v p_v W[v]) / temperature`, is formed while the chunk's
-probabilities are at hand, so backward is one scaling and the head is multiplied twice instead of three times.
+Rows are processed in chunks through one buffer of the head's dtype, and a chunk in blocks of columns that fit into a
+core's cache, where the softmax is float32: passes over memory are what a small model spends its time on. For training
+the derivative of each token's log-probability by its hidden state, `(W[token] - sum_v p_v W[v]) / temperature`, is
+formed while the chunk's probabilities are at hand, so backward is one scaling and the head is multiplied twice instead
+of three times.
 
 Logits are divided by the sampling temperature: the policy that is trained is the one that sampled. Entropy is measured
 for metrics and carries no gradient.
 
-Dimension letters: N scored tokens, C rows of a chunk, V vocabulary, D width of the stream.
+Dimension letters: N scored tokens, C rows of a chunk, V vocabulary, B columns of a block, D width of the stream.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ import torch
 import torch.nn.functional as F
 
 ROW_STEP = 32  # row counts are rounded up to it: see `engine.train.decoder`
-CHUNK_ROWS = 256  # bounds the float32 buffer of a lane: 256 * 49,152 * 4 B = 50 MB
+CHUNK_ROWS = 512  # bounds the buffer of a lane: 512 * 49,152 * 2 B = 50 MB
+BLOCK_COLUMNS = 1024  # float32 of 512 rows: 2 MB, the second-level cache of a core
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -69,20 +72,19 @@ def measure_tokens(
 ) -> TokenMeasure:
     """The three figures of each token. Arguments as of `token_logprobs`."""
     measure = TokenMeasure(*(torch.empty(tokens.shape[0], device=hidden.device) for _ in range(3)))
-    exponentials: torch.Tensor | None = None
-    for rows, logits in _logit_chunks(hidden, head):
-        chosen = logits.gather(1, tokens[rows, None])[:, 0]
-        highest = logits.amax(1)
-        if exponentials is None:
-            exponentials = torch.empty_like(logits)
-        powers = exponentials[: logits.shape[0]]
-        torch.exp(logits.sub_(highest[:, None]), out=powers)
-        measure.raw[rows] = chosen - highest - powers.sum(1).log()
-        temperature = temperatures[rows]
-        torch.exp(logits.div_(temperature[:, None]), out=powers)
-        total = powers.sum(1)
-        measure.scaled[rows] = (chosen - highest) / temperature - total.log()
-        measure.entropy[rows] = total.log() - torch.linalg.vecdot(powers, logits) / total
+    for rows, products in _product_chunks(hidden, head):
+        temperature = temperatures[rows, None]
+        highest, chosen = _highest_and_chosen(products, tokens[rows])
+        total_raw, total, weighed = (torch.zeros_like(highest) for _ in range(3))
+        for _, logits in _blocks(products, highest):
+            total_raw += logits.exp().sum(1, keepdim=True)
+            powers = logits.div_(temperature).exp()
+            total += powers.sum(1, keepdim=True)
+            weighed += torch.linalg.vecdot(powers, logits)[:, None]
+        above = chosen - highest
+        measure.raw[rows] = (above - total_raw.log())[:, 0]
+        measure.scaled[rows] = (above / temperature - total.log())[:, 0]
+        measure.entropy[rows] = (total.log() - weighed / total)[:, 0]
     return measure
 
 
@@ -93,16 +95,17 @@ class _TokenLogprobs(torch.autograd.Function):
     ) -> torch.Tensor:
         logprobs = torch.empty(tokens.shape[0], device=hidden.device)
         slope = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None  # d logprob / d hidden
-        for rows, logits in _logit_chunks(hidden, head):
+        for rows, products in _product_chunks(hidden, head):
             temperature = temperatures[rows, None]
-            logits.div_(temperature)
-            chosen = logits.gather(1, tokens[rows, None])
-            highest = logits.amax(1, keepdim=True)
-            powers = logits.sub_(highest).exp_()  # [C, V], probabilities up to their sum
-            total = powers.sum(1, keepdim=True)
-            logprobs[rows] = (chosen - highest - total.log())[:, 0]
+            highest, chosen = _highest_and_chosen(products, tokens[rows])
+            total = torch.zeros_like(highest)
+            for columns, logits in _blocks(products, highest):
+                powers = logits.div_(temperature).exp_()  # probabilities up to their sum
+                total += powers.sum(1, keepdim=True)
+                columns.copy_(powers)
+            logprobs[rows] = ((chosen - highest) / temperature - total.log())[:, 0]
             if slope is not None:
-                mean_row = _weigh_rows(powers, head) / total
+                mean_row = _weigh_rows(products, head)[: total.shape[0]] / total
                 slope[rows] = ((head[tokens[rows]] - mean_row) / temperature).to(slope.dtype)
         ctx.save_for_backward(slope)
         return logprobs
@@ -122,14 +125,28 @@ class _TokenScores(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         logprobs, entropy = (torch.empty(tokens.shape[0], device=hidden.device) for _ in range(2))
         slopes = torch.empty_like(hidden), torch.empty_like(hidden)
-        for rows, logits in _logit_chunks(hidden, head):
+        for rows, products in _product_chunks(hidden, head):
             temperature = temperatures[rows, None]
-            logs = torch.log_softmax(logits.div_(temperature), dim=1)
-            chosen, p = tokens[rows], logs.exp()
-            logprobs[rows] = logs.gather(1, chosen[:, None])[:, 0]
-            entropy[rows] = -torch.linalg.vecdot(p, logs)
-            by_logprob = (head[chosen] - _weigh_rows(p, head)) / temperature
-            by_entropy = -_weigh_rows(p * (logs + entropy[rows, None]), head) / temperature
+            highest, chosen = _highest_and_chosen(products, tokens[rows])
+            total, weighed = torch.zeros_like(highest), torch.zeros_like(highest)
+            times_logits = torch.zeros_like(products)
+            for start, (columns, logits) in zip(
+                range(0, head.shape[0], BLOCK_COLUMNS), _blocks(products, highest), strict=True
+            ):
+                powers = logits.div_(temperature).exp()
+                total += powers.sum(1, keepdim=True)
+                of_logits = powers * logits
+                weighed += of_logits.sum(1, keepdim=True)
+                times_logits[: total.shape[0], start : start + BLOCK_COLUMNS] = of_logits
+                columns.copy_(powers)
+            log_total = total.log()
+            of_entropy = log_total - weighed / total
+            logprobs[rows] = ((chosen - highest) / temperature - log_total)[:, 0]
+            entropy[rows] = of_entropy[:, 0]
+            mean_row = _weigh_rows(products, head)[: total.shape[0]] / total
+            by_logprob = (head[tokens[rows]] - mean_row) / temperature
+            mean_of_logits = _weigh_rows(times_logits, head)[: total.shape[0]] / total
+            by_entropy = -(mean_of_logits + (of_entropy - log_total) * mean_row) / temperature
             for slope, value in zip(slopes, (by_logprob, by_entropy), strict=True):
                 slope[rows] = value.to(slope.dtype)
         ctx.save_for_backward(*slopes)
@@ -142,23 +159,40 @@ class _TokenScores(torch.autograd.Function):
         return total.to(slopes[0].dtype), None, None, None
 
 
+def _highest_and_chosen(products: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """float32[C, 1] each: the largest logit of each row, and that of its token."""
+    rows = products[: tokens.shape[0]]
+    return rows.amax(1, keepdim=True).float(), rows.gather(1, tokens[:, None]).float()
+
+
+def _blocks(products: torch.Tensor, highest: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Of each block of columns, the view [C, B] of `products`, and float32[C, B]: its logits, less the row's highest.
+
+    The view may be written to once its logits have been used, which are the same memory in float32.
+    """
+    rows = products[: highest.shape[0]]
+    for columns in rows.split(BLOCK_COLUMNS, dim=1):
+        yield columns, columns.float().sub_(highest)
+
+
 def _weigh_rows(weights: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
-    """[C, D] of weights[C, V]: for each row the weighted sum of the head's rows."""
-    padding = -weights.shape[0] % ROW_STEP
-    return torch.mm(F.pad(weights.to(head.dtype), (0, 0, 0, padding)), head)[: weights.shape[0]]
+    """float32[rows, D] of weights[rows, V]: for each row the weighted sum of the head's rows."""
+    return torch.mm(weights, head).float()
 
 
-def _logit_chunks(hidden: torch.Tensor, head: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
-    """(rows, float32[C, V] logits) of each chunk; the logits lie in a buffer that the next chunk overwrites."""
+def _product_chunks(hidden: torch.Tensor, head: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
+    """(rows, their logits in the head's dtype) of each chunk. The logits are C rows and some of padding, zero, and lie
+    in a buffer that the next chunk overwrites."""
     n, (vocabulary, _) = hidden.shape[0], head.shape
-    products = torch.empty(CHUNK_ROWS, vocabulary, dtype=head.dtype, device=head.device)
-    logits = products if head.dtype == torch.float32 else torch.empty_like(products, dtype=torch.float32)
+    n_buffer = _padded(min(n, CHUNK_ROWS))
+    buffer = torch.empty(n_buffer, vocabulary, dtype=head.dtype, device=head.device)
     for start in range(0, n, CHUNK_ROWS):
         rows = slice(start, min(start + CHUNK_ROWS, n))
         n_rows = rows.stop - rows.start
-        n_padded = min(-(-n_rows // ROW_STEP) * ROW_STEP, products.shape[0])
-        chunk = F.pad(hidden[rows], (0, 0, 0, n_padded - n_rows))
-        torch.mm(chunk, head.t(), out=products[:n_padded])
-        if logits is not products:
-            logits[:n_rows].copy_(products[:n_rows])
-        yield rows, logits[:n_rows]
+        products = buffer[: _padded(n_rows)]
+        torch.mm(F.pad(hidden[rows], (0, 0, 0, products.shape[0] - n_rows)), head.t(), out=products)
+        yield rows, products
+
+
+def _padded(n_rows: int) -> int:
+    return -(-n_rows // ROW_STEP) * ROW_STEP

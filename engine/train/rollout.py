@@ -74,7 +74,7 @@ def _rollouts(
     parent, reference = _under_both(job, episodes, scorer, tick)
     return [
         Rollout(
-            prompt_tokens=len(episode.prompt_ids),
+            prompt_ids=episode.prompt_ids,
             tokens=torch.tensor(episode.completion_ids, dtype=torch.int64, device=scorer.base.device),
             temperature=episode.temperature or 1.0,
             reward=0.0,

@@ -26,6 +26,8 @@ from engine.lora import Lora, lora_from_weights
 from engine.models import Base
 from engine.protocol import AdapterRef, EpisodeScore, EpisodeTokens, ProbeTokens
 from engine.train import critic_head, decoder
+from engine.train.batch import split_micro_batches
+from engine.train.forward import packed_states
 from engine.train.lanes import Lanes
 from engine.train.logprobs import TokenMeasure, measure_tokens
 
@@ -61,6 +63,7 @@ class Scorer:
         self._known_bytes = 0
         self._adapters: collections.OrderedDict[int, Lora] = collections.OrderedDict()
         self._probe_trunks: dict[tuple[tuple[int, ...], int], torch.Tensor] = {}
+        self._canary: tuple[int, tuple[ProbeTokens, ...], list[tuple[float, ...]]] | None = None
 
     def adapter(self, ref: AdapterRef) -> Lora | None:
         """The adapter of a version, read at most once while it is in use; None for the base.
@@ -151,7 +154,7 @@ class Scorer:
 
         The probes are the same at every update, so what lies below the adapted blocks is kept.
         """
-        first, n_layers = self.first_layer(lora), self.base.config.shape.n_layers
+        first = self.first_layer(lora)
         keys = [(probe.prompt_ids + probe.completion_ids, first) for probe in probes]
         self._probe_trunks = {key: trunk for key, trunk in self._probe_trunks.items() if key in keys}
 
@@ -164,13 +167,37 @@ class Scorer:
         self._probe_trunks.update(zip(missing, self.lanes.map(run_trunk, missing, tick), strict=True))
 
         @torch.no_grad()
-        def work(i: int) -> tuple[float, ...]:
-            trunk, probe = self._probe_trunks[keys[i]], probes[i]
-            packing = decoder.pack(self.base, [trunk.shape[0]])
-            stream = decoder.run_blocks(self.base, trunk, packing, lora, first, n_layers)
-            return tuple(self._measure_completion(stream, probe.prompt_ids, probe.completion_ids, 1.0).raw.tolist())
+        def work(members: list[int]) -> tuple[torch.Tensor, ...]:
+            chosen = [probes[i] for i in members]
+            trunks, prompts = [self._probe_trunks[keys[i]] for i in members], [one.prompt_ids for one in chosen]
+            states = packed_states(self.base, first, trunks, prompts, lora)
+            tokens = torch.tensor([token for one in chosen for token in one.completion_ids], device=states.device)
+            measure = measure_tokens(states, self.base.head, tokens, torch.ones(tokens.shape[0], device=states.device))
+            pieces: tuple[torch.Tensor, ...] = measure.raw.split([len(one.completion_ids) for one in chosen])
+            return pieces
 
-        return self.lanes.map(work, range(len(probes)), tick)
+        packs = split_micro_batches([len(ids) for ids, _ in keys])
+        found: dict[int, tuple[float, ...]] = {}
+        for members, measures in zip(packs, self.lanes.map(work, packs, tick), strict=True):
+            found.update(zip(members, (tuple(one.tolist()) for one in measures), strict=True))
+        return [found[i] for i in range(len(probes))]
+
+    def canary(
+        self, ref: AdapterRef, probes: Sequence[ProbeTokens], tick: Callable[[], None]
+    ) -> list[tuple[float, ...]]:
+        """The probes under an adapter on disk, measured once for as long as it is the last that was asked for or kept.
+
+        Raises:
+            EngineFault: the adapter cannot be read.
+        """
+        if self._canary is None or self._canary[:2] != (ref.version, tuple(probes)):
+            self.keep_canary(ref.version, probes, self.measure_probes(probes, self.adapter(ref), tick))
+        assert self._canary is not None
+        return self._canary[2]
+
+    def keep_canary(self, version: int, probes: Sequence[ProbeTokens], canary: list[tuple[float, ...]]) -> None:
+        """What `canary` is to say of a version that was just trained, whose probes have been measured."""
+        self._canary = version, tuple(probes), canary
 
     def first_layer(self, lora: Lora | None) -> int:
         """The block whose input is the cached trunk for this adapter."""

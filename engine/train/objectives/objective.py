@@ -23,7 +23,7 @@ from engine.protocol import TrainJob
 class Rollout:
     """One usable answer with what is known before training. All float32; [R] a completion token, [T] any token."""
 
-    prompt_tokens: int
+    prompt_ids: tuple[int, ...]
     tokens: torch.Tensor  # int64[R]
     temperature: float
     reward: float  # 0.0 where nobody rated it: members of pairs, corrections

@@ -207,11 +207,11 @@ def test_roles_of_one_process_take_turns() -> None:
 
 
 def test_the_error_names_the_role_the_bytes_and_what_would_fit() -> None:
-    request = large(card(0, 22 * GB))
+    request = large(card(0, 21 * GB))
     with pytest.raises(DoesNotFit) as caught:
         plan(request)
     missing = caught.value.shortfall.missing[0]
-    assert str(caught.value).startswith(f"actor: cuda:0 has 22,000,000,000 bytes free, {missing:,} too few; ")
+    assert str(caught.value).startswith(f"actor: cuda:0 has 21,000,000,000 bytes free, {missing:,} too few; ")
     assert 'dtype = "8bit"' in caught.value.advice
     assert "lora.layers = " in caught.value.advice
     assert "micro-batches of " in caught.value.advice

@@ -43,6 +43,27 @@ def test_t_mask_5_packed_sequences_give_the_logits_of_transformers_one_by_one(ti
     assert_same(packed_logits(tiny_base, None, SEQUENCES), alone_logits(tiny_peer, SEQUENCES))
 
 
+@pytest.mark.parametrize("short", [attention.SHORT_TOKENS, 0])
+def test_what_all_sequences_begin_with_is_computed_once_and_changes_nothing(
+    short: int, tiny_base: Base, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "SHORT_TOKENS", short)
+    lora, opening = random_lora(tiny_base), [3, 1, 4, 1, 5]
+    for parameter in lora.parameters():
+        parameter.requires_grad_()
+    alone = [one[len(opening) :] for one in packed_logits(tiny_base, lora, tuple(opening + ids for ids in SEQUENCES))]
+    packing = decoder.pack(tiny_base, [len(ids) for ids in SEQUENCES], shared=len(opening))
+    stream = decoder.embed(tiny_base, opening + [token for ids in SEQUENCES for token in ids])
+    stream = decoder.run_blocks(tiny_base, stream, packing, lora, 0, tiny_base.config.shape.n_layers)
+    logits = F.linear(decoder.final_norm(tiny_base, stream), tiny_base.head)
+    together = list(logits[len(opening) :].split(packing.lengths))
+    assert_same(together, alone)
+    weights = [torch.randn(one.shape, generator=torch.Generator().manual_seed(i)) for i, one in enumerate(alone)]
+    totals = [sum((one * w).sum() for one, w in zip(kind, weights, strict=True)) for kind in (together, alone)]
+    for one, other in zip(*(torch.autograd.grad(total, lora.parameters()) for total in totals), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
 def test_t_lora_7_an_adapter_has_the_effect_that_peft_gives_it(
     tiny_base: Base, tiny_folder: Path, tmp_path: Path
 ) -> None:
@@ -129,9 +150,10 @@ def test_t_lora_2_computing_blocks_again_in_backward_gives_the_same_gradients(
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("shared", [0, 7])
 @pytest.mark.parametrize("window", [None, 40, 6, 1])
 def test_both_ways_of_attention_give_the_same_values_and_gradients(
-    window: int | None, monkeypatch: pytest.MonkeyPatch
+    window: int | None, shared: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generator = torch.Generator().manual_seed(4)
     shapes = ((40, 6, 8), (40, 2, 8), (40, 2, 8))
@@ -140,7 +162,7 @@ def test_both_ways_of_attention_give_the_same_values_and_gradients(
     results = []
     for short in (attention.SHORT_TOKENS, 0):
         monkeypatch.setattr(attention, "SHORT_TOKENS", short)
-        out = attention.attend(*inputs, (25, 15), scale=0.3, window=window)
+        out = attention.attend(*inputs, (25 - shared, 15), scale=0.3, window=window, shared=shared)
         results.append((out, *torch.autograd.grad((out * slope).sum(), inputs)))
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)

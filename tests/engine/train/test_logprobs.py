@@ -25,8 +25,9 @@ def full_logprobs(hidden: torch.Tensor, head: torch.Tensor, temperatures: torch.
 def test_t_lp_5_chunked_equals_full(inputs: tuple[torch.Tensor, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     hidden, head, tokens, temperatures = inputs
     expected = full_logprobs(hidden, head, temperatures).gather(1, tokens[:, None])[:, 0]
-    for rows in (1, 32, 64, 1000):
+    for rows, columns in ((1, 1), (32, 50), (64, 101), (1000, 1000)):
         monkeypatch.setattr(logprobs, "CHUNK_ROWS", rows)
+        monkeypatch.setattr(logprobs, "BLOCK_COLUMNS", columns)
         torch.testing.assert_close(
             logprobs.token_logprobs(hidden, head, tokens, temperatures), expected, rtol=1e-5, atol=1e-5
         )
@@ -37,6 +38,7 @@ def test_gradient_equals_that_of_the_full_log_softmax(
 ) -> None:
     hidden, head, tokens, temperatures = inputs
     monkeypatch.setattr(logprobs, "CHUNK_ROWS", 32)
+    monkeypatch.setattr(logprobs, "BLOCK_COLUMNS", 30)
     slope = torch.randn(N, generator=torch.Generator().manual_seed(1))
     mine, theirs = hidden.clone().requires_grad_(), hidden.clone().requires_grad_()
     (logprobs.token_logprobs(mine, head, tokens, temperatures) * slope).sum().backward()
@@ -44,8 +46,12 @@ def test_gradient_equals_that_of_the_full_log_softmax(
     torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-5)
 
 
-def test_measures_are_logprobs_at_both_temperatures_and_the_entropy(inputs: tuple[torch.Tensor, ...]) -> None:
+def test_measures_are_logprobs_at_both_temperatures_and_the_entropy(
+    inputs: tuple[torch.Tensor, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     hidden, head, tokens, temperatures = inputs
+    monkeypatch.setattr(logprobs, "CHUNK_ROWS", 32)
+    monkeypatch.setattr(logprobs, "BLOCK_COLUMNS", 30)
     found = logprobs.measure_tokens(hidden, head, tokens, temperatures)
     scaled, raw = (full_logprobs(hidden, head, t) for t in (temperatures, torch.ones(N)))
     torch.testing.assert_close(found.scaled, scaled.gather(1, tokens[:, None])[:, 0], rtol=1e-5, atol=1e-5)
@@ -74,7 +80,11 @@ def test_no_tokens_give_no_logprobs() -> None:
     assert logprobs.measure_tokens(torch.empty(0, D), torch.randn(V, D), empty, torch.empty(0)).raw.shape == (0,)
 
 
-def test_entropy_and_logprob_have_the_gradients_of_the_plain_formulas() -> None:
+@pytest.mark.parametrize("columns", [7, 1000])
+def test_entropy_and_logprob_have_the_gradients_of_the_plain_formulas(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logprobs, "BLOCK_COLUMNS", columns)
     generator = torch.Generator().manual_seed(4)
     hidden = torch.randn(7, 16, generator=generator, dtype=torch.float32)
     head = torch.randn(50, 16, generator=generator)

@@ -53,7 +53,7 @@ def test_t_tok_1_the_ids_that_are_trained_on_are_those_of_the_job_file(
     found = rollouts(load_job(write_job(tmp_path / "job", job)), scorer)
     for rollout, rated in zip(found, job.episodes, strict=True):
         assert tuple(rollout.tokens.tolist()) == rated.episode.completion_ids
-        assert rollout.prompt_tokens == len(rated.episode.prompt_ids)
+        assert rollout.prompt_ids == rated.episode.prompt_ids
         assert rollout.trunk.shape[0] == len(rated.episode.prompt_ids + rated.episode.completion_ids)
 
 

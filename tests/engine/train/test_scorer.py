@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 
-from engine.protocol import ProbeTokens
+from engine.protocol import AdapterRef, ProbeTokens
 from engine.train import scorer as scorer_module
 from engine.train.scorer import Scorer
 from tests.engine.train.conftest import MakeEpisodes
@@ -104,6 +104,30 @@ def test_probes_scored_again_give_the_same_and_only_the_newest_are_kept(scorer: 
     assert scorer.measure_probes(first, None, silent) == once
     scorer.measure_probes(first[:1], None, silent)
     assert len(scorer._probe_trunks) == 1
+
+
+def test_an_answers_probes_do_not_depend_on_what_they_are_packed_with(scorer: Scorer) -> None:
+    probes = [
+        ProbeTokens(prompt_ids=(3, 4, *range(20, 20 + n)), completion_ids=tuple(range(1, 2 + n))) for n in range(1, 9)
+    ]
+    lora = random_lora(scorer.base, layers=2)
+    together = scorer.measure_probes(probes, lora, silent)
+    alone = [scorer.measure_probes([probe], lora, silent)[0] for probe in probes]
+    for one, other in zip(together, alone, strict=True):
+        assert one == pytest.approx(other, abs=1e-4)
+
+
+def test_the_canary_of_a_version_that_was_just_trained_is_not_measured_again(
+    scorer: Scorer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probes = [ProbeTokens(prompt_ids=(3, 4), completion_ids=(5, 6))]
+    adapter = publish_lora(tmp_path / "v4", random_lora(scorer.base, layers=2), 4)
+    measured = scorer.canary(adapter, probes, silent)
+    assert measured == scorer.measure_probes(probes, scorer.adapter(adapter), silent)
+    assert measured != scorer.canary(AdapterRef(version=0, folder=None), probes, silent)
+    scorer.keep_canary(4, probes, measured)
+    monkeypatch.setattr(scorer, "measure_probes", lambda *_: pytest.fail("measured again"))
+    assert scorer.canary(adapter, probes, silent) == measured
 
 
 def test_probes_are_scored_at_temperature_one(scorer: Scorer, tiny_peer: Any) -> None:

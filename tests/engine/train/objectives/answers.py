@@ -36,7 +36,7 @@ def answer(
     tensors = {name: torch.tensor(np.asarray(values), dtype=torch.float64) for name, values in given.items()}
     n_tokens = tensors["parent"].shape[0]
     return Rollout(
-        prompt_tokens=3,
+        prompt_ids=(1, 2, 3),
         tokens=torch.arange(n_tokens),
         temperature=1.0,
         reward=reward,
