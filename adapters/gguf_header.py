@@ -66,6 +66,13 @@ class GgufHeader:
     tensors: dict[str, TensorEntry]
 
 
+# Types whose blocks the trainer can keep and unpack where they are used (`engine.blocks`).
+PACKED_TYPES = frozenset(
+    GGMLQuantizationType[name]
+    for name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
+)
+
+
 def load_header(path: Path) -> GgufHeader:
     """Read the header of the file at `path`, and check that all tensor data that it promises is there.
 
@@ -78,6 +85,25 @@ def load_header(path: Path) -> GgufHeader:
             raise GgufError("the file is empty")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return parse_header(data)
+
+
+def packed_block_bytes(header: GgufHeader, element_bytes: int) -> int:
+    """What the maps of one decoder block take, on average, where their quantised blocks are kept; 0 if none is
+    quantised.
+
+    Args:
+        element_bytes: of a number of the maps whose type is not kept.
+    """
+    maps = [
+        (name, tensor) for name, tensor in header.tensors.items() if name.startswith("blk.") and len(tensor.shape) > 1
+    ]
+    if not any(tensor.type in PACKED_TYPES for _, tensor in maps):
+        return 0
+    n_blocks = len({name.split(".")[1] for name, _ in maps})
+    kept = sum(
+        tensor.n_bytes if tensor.type in PACKED_TYPES else math.prod(tensor.shape) * element_bytes for _, tensor in maps
+    )
+    return -(-kept // n_blocks)
 
 
 def parse_header(data: mmap.mmap | bytes) -> GgufHeader:

@@ -104,6 +104,8 @@ def start_train(settings: Settings, model: BaseModel, cache_folder: str) -> prot
         dtype=machine.train_dtype(learn.dtype, device),
         device=device,
         idle_class=learn.idle_class and device == "cpu",
+        base_weights=learn.base_weights,
+        fuse=learn.fuse,
     )
 
 
@@ -170,13 +172,14 @@ def placement_request(
     serve_device = section.serve_device if on_card else "cpu"
     serves_on = () if serve_device in ("auto", "cuda") else _numbers_of(serve_device, devices)
     runs_on_cpu = section.train_device == "cpu" or all(device.kind == "cpu" for device in devices)
+    dtype = machine.train_dtype(learn.dtype, "cpu" if runs_on_cpu else "cuda")
     sequence_tokens = min(serve.context_tokens, serve.default_max_tokens + PROMPT_TOKENS)
     return placement.Request(
         devices=tuple(devices),
         model=model,
         serving=placement.Serving(slots=serve.slots, context_tokens=serve.context_tokens),
         training=placement.Training(
-            dtype=machine.train_dtype(learn.dtype, "cpu" if runs_on_cpu else "cuda"),
+            dtype=dtype,
             rank=adapter.rank,
             layers=adapter.layers,
             critic=learned.ppo.critic,
@@ -184,6 +187,7 @@ def placement_request(
             sequence_tokens=sequence_tokens,
             minibatches=learn.minibatches,
             lanes=min(machine.threads(learn.threads), MAX_LANES),
+            held=_held(learn.base_weights, model, dtype, () if runs_on_cpu else devices),
         ),
         reward=_planned_reward(settings),
         pins=placement.Pins(
@@ -194,6 +198,22 @@ def placement_request(
             reward=section.reward,
         ),
     )
+
+
+def _held(
+    wanted: protocol.BaseWeights,
+    model: placement.Model,
+    dtype: placement.Dtype,
+    devices: Sequence[placement.Device],
+) -> placement.Held:
+    """How the base is held on `devices`, as the trainer decides it on each; the smallest card decides here."""
+    if wanted != "auto":
+        return wanted
+    totals = [device.total_bytes for device in devices if device.kind == "cuda"]
+    if not (totals and model.packed_block_bytes):
+        return "dequantised"
+    unpacked = placement.base_weight_bytes(model, dtype)
+    return "quantised" if placement.prefers_quantised(unpacked, min(totals)) else "dequantised"
 
 
 def _planned_reward(settings: Settings) -> placement.Reward | None:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 
-from engine.protocol import OBJECTIVES
+from engine.protocol import OBJECTIVES, BaseWeights
 
 # sockaddr_un.sun_path holds 108 bytes with the closing zero.
 UNIX_PATH_MAX_BYTES = 107
@@ -212,6 +212,14 @@ class LearnSection(Section):
         0.0, "Weight decay of the adapter, per step and unit of step size.", ge=0, le=1, live=True
     )
     dtype: Literal["auto", "bfloat16", "float32"] = _key("auto", "Number format of the base model in the trainer.")
+    base_weights: BaseWeights = _key(
+        "auto",
+        'How the trainer holds the base: unpacked once, or "quantised", as in its file: smaller and slower; "auto": '
+        "quantised on a GPU that unpacked weights would fill by more than half.",
+    )
+    fuse: bool = _key(
+        False, "Compile small operations of the trainer into fewer; for GPUs, takes seconds at its start."
+    )
     threads: int = _key(0, "CPU threads of the train worker; 0: chosen from the machine.", ge=0, le=1024)
     idle_class: bool = _key(True, "Train on the CPU only in time that nothing else wants (SCHED_IDLE).")
     start_timeout_s: float = _key(300.0, "Seconds in which the train worker must be ready.", ge=1, le=7200)

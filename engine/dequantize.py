@@ -11,6 +11,7 @@ model that is trained is the one that is served.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -74,6 +75,21 @@ def dequantize_gguf(path: Path, expected_sha256: str, folder: Path, dtype: str) 
         EngineFault: model_unreadable (missing, truncated, not GGUF), model_mismatch (not the file with
             `expected_sha256`), model_unsupported (an architecture or option without support).
     """
+    with opened_gguf(path, expected_sha256) as reader:
+        config = hugging_face_config(reader)
+        family = FAMILIES[config["model_type"]]
+        tensors = [(tensor, hugging_face_name(tensor.name, family)) for tensor in reader.tensors]
+        _publish(folder, config, tensors, dtype)
+
+
+@contextlib.contextmanager
+def opened_gguf(path: Path, expected_sha256: str) -> Iterator[Any]:
+    """The reader of the GGUF file `path`, whose tensors are mapped into memory. What is done with it may raise
+    whatever damaged bytes lead to.
+
+    Raises:
+        EngineFault: model_unreadable, model_mismatch; see `dequantize_gguf`.
+    """
     try:
         with open(path, "rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
@@ -85,11 +101,8 @@ def dequantize_gguf(path: Path, expected_sha256: str, folder: Path, dtype: str) 
             f"{path}: its hash is {found[:16]}, expected {expected_sha256[:16]}; the file changed, restart the daemon",
         )
     try:
-        reader = gguf.GGUFReader(path)
-        config = hugging_face_config(reader)
-        family = FAMILIES[config["model_type"]]
-        tensors = [(tensor, hugging_face_name(tensor.name, family)) for tensor in reader.tensors]
-        _publish(folder, config, tensors, dtype)
+        # Copy on write: torch wants memory that it may write to, and never does.
+        yield gguf.GGUFReader(path, "c")
     # gguf raises whatever numpy or its own parsing meets in a damaged file.
     except (ValueError, KeyError, IndexError, OverflowError, UnicodeDecodeError) as error:
         raise EngineFault(
@@ -246,20 +259,30 @@ def _write_safetensors(path: Path, config: dict[str, Any], tensors: list[tuple[A
 
 
 def _unpacked(config: dict[str, Any], tensors: list[tuple[Any, str]], dtype: torch.dtype) -> Iterator[memoryview]:
-    family = FAMILIES[config["model_type"]]
-    head_counts = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
-    permuted = ARCHITECTURES[family.arch].permutes_qk
     for tensor, name in tensors:
-        unpacked = gguf.dequantize(tensor.data, tensor.tensor_type)
-        weights = torch.from_numpy(np.require(unpacked, dtype=np.float32, requirements=["C", "W"]))
-        module = name.split(".")[-2]
-        n_heads = head_counts.get(module) if permuted else None
-        if n_heads is not None:
-            weights = restore_rotary_rows(weights, n_heads)
-        if module.endswith("norm"):  # the file has the factor itself
-            weights = weights - family.norm_offset
-        array: npt.NDArray[np.uint8] = weights.to(dtype).contiguous().view(torch.uint8).numpy()
+        numbers = plain_numbers(config, tensor, name).to(dtype)
+        array: npt.NDArray[np.uint8] = numbers.contiguous().view(torch.uint8).numpy()
         yield array.data.cast("B")
+
+
+def plain_numbers(config: dict[str, Any], tensor: Any, name: str) -> torch.Tensor:
+    """float32 of one of a GGUF file's tensors, as Hugging Face has the tensor `name`."""
+    unpacked = gguf.dequantize(tensor.data, tensor.tensor_type)
+    weights = torch.from_numpy(np.require(unpacked, dtype=np.float32, requirements=["C", "W"]))
+    module = name.split(".")[-2]
+    if module.endswith("norm"):  # the file has the factor itself
+        weights = weights - FAMILIES[config["model_type"]].norm_offset
+    return rows_in_order(config, weights, name)
+
+
+def rows_in_order(config: dict[str, Any], rows: torch.Tensor, name: str) -> torch.Tensor:
+    """`rows` of the tensor `name`, numbers or bytes, in Hugging Face's order."""
+    n_heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}.get(
+        name.split(".")[-2]
+    )
+    if n_heads is None or not ARCHITECTURES[FAMILIES[config["model_type"]].arch].permutes_qk:
+        return rows
+    return restore_rotary_rows(rows, n_heads)
 
 
 def restore_rotary_rows(weights: torch.Tensor, n_heads: int) -> torch.Tensor:

@@ -2,8 +2,9 @@
 
 A GGUF file is dequantised once (`engine.dequantize`) into a folder below the cache, named by the file's hash; a Hugging
 Face folder is read where it lies. Both are then loaded by the same code, which maps the weights and copies nothing on a
-CPU: matrices that a model stores fused become views of their parts. Which models are loaded, and what their
-configuration means, is `engine.families`.
+CPU: matrices that a model stores fused become views of their parts. Where memory is short, the blocks of a GGUF file
+are held as they are instead (`engine.quantised`). Which models are loaded, and what their configuration means, is
+`engine.families`.
 
 transformers is not imported: its import alone takes longer than everything this module does, and it takes 16 s for the
 conversion that takes 4 s here. Tests hold the two equal.
@@ -13,14 +14,17 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
 
+from adapters.gguf_header import GgufError, load_header
 from adapters.shape import LINEAR_MODULES
+from engine.blocks import Blocks
 from engine.families import DecoderConfig, inverse_frequencies, read_config
 from engine.fault import EngineFault
 
@@ -29,12 +33,21 @@ DIGEST_FILE = "weights.sha256"  # of WEIGHTS_FILE; only in folders that `engine.
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
+Held = Literal["dequantised", "quantised"]
+Weights = Mapping[str, torch.Tensor | Blocks]
 
-class Linear(NamedTuple):
-    """weight[O, I] and bias[O] (or None) of a frozen linear map."""
 
-    weight: torch.Tensor
+@dataclasses.dataclass(frozen=True, slots=True)
+class Linear:
+    """A frozen linear map. stored: [O, I]. bias: [O], or None."""
+
+    stored: torch.Tensor | Blocks
     bias: torch.Tensor | None
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """[O, I] in the base's dtype. Of quantised blocks it is unpacked at every access: use it and let it go."""
+        return self.stored if isinstance(self.stored, torch.Tensor) else self.stored.unpack()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +104,9 @@ class Base:
         return self.embedding.device
 
 
-def load_base(model_path: str, base_sha256: str, cache_folder: str, dtype: str, device: str) -> Base:
+def load_base(
+    model_path: str, base_sha256: str, cache_folder: str, dtype: str, device: str, held: Held = "dequantised"
+) -> Base:
     """Load the base model of `model_path`: a GGUF file, or a Hugging Face folder with safetensors.
 
     Args:
@@ -99,19 +114,45 @@ def load_base(model_path: str, base_sha256: str, cache_folder: str, dtype: str, 
         cache_folder: where dequantised models are kept, as `base-<sha16>-<dtype>/`.
         dtype: "bfloat16" or "float32", of weights and products.
         device: as torch names it.
+        held: unpacked, or a GGUF file's blocks as they are; the numbers computed with are the same.
 
     Raises:
         EngineFault: model_unreadable, model_unsupported, or model_mismatch (the file is not the one with that hash).
     """
     path = Path(model_path)
     if path.is_dir():
+        if held == "quantised":
+            raise EngineFault(
+                "model_unsupported", f"{path}: only a .gguf file has blocks; set learn.base_weights to dequantised"
+            )
         return load_folder(path, dtype, device)
-    folder = Path(cache_folder) / f"base-{base_sha256[:16]}-{dtype}"
+    if held == "quantised":
+        from engine.quantised import load_quantised
+
+        return load_quantised(path, base_sha256, dtype, device)
+    folder = Path(cache_folder) / base_name(base_sha256, dtype)
     if not is_intact(folder):
         from engine.dequantize import dequantize_gguf  # reads GGUF: only the first start needs it
 
         dequantize_gguf(path, base_sha256, folder, dtype)
     return load_folder(folder, dtype, device)
+
+
+def dequantised_bytes(model_path: str, dtype: str) -> int:
+    """Of all weights of a GGUF file, unpacked to `dtype`; 0 for a folder. Raises EngineFault (model_unreadable)."""
+    path = Path(model_path)
+    if path.is_dir():
+        return 0
+    try:
+        tensors = load_header(path).tensors.values()
+    except (OSError, GgufError) as error:
+        raise EngineFault("model_unreadable", f"{path}: {error}") from error
+    return DTYPES[dtype].itemsize * sum(math.prod(tensor.shape) for tensor in tensors)
+
+
+def base_name(base_sha256: str, dtype: str) -> str:
+    """Of a base that comes from a GGUF file, however it is held: its folder in the cache."""
+    return f"base-{base_sha256[:16]}-{dtype}"
 
 
 def is_intact(folder: Path) -> bool:
@@ -133,7 +174,7 @@ def load_folder(folder: Path, dtype: str, device: str) -> Base:
     config = read_config(folder)
     tensors = _open_tensors(folder, DTYPES[dtype], torch.device(device))
     try:
-        return _assemble(folder.name, config, tensors)
+        return assemble(folder.name, config, tensors)
     except KeyError as error:
         raise EngineFault(
             "model_unreadable", f"{folder}: tensor {error.args[0]!r} is missing; export the model again"
@@ -155,7 +196,12 @@ def _open_tensors(folder: Path, dtype: torch.dtype, device: torch.device) -> dic
     return tensors
 
 
-def _assemble(name: str, config: DecoderConfig, tensors: dict[str, torch.Tensor]) -> Base:
+def assemble(name: str, config: DecoderConfig, tensors: Weights) -> Base:
+    """A base of tensors by their Hugging Face names.
+
+    Raises:
+        KeyError: one is missing. EngineFault: one has another shape than the configuration says.
+    """
     shape = config.shape
     embedding = _take(tensors, "model.embed_tokens.weight", shape.n_vocab, shape.n_embd)
     frequencies = [inverse_frequencies(one, shape.head_dim).to(embedding.device) for one in config.rotaries]
@@ -173,7 +219,7 @@ def _assemble(name: str, config: DecoderConfig, tensors: dict[str, torch.Tensor]
     )
 
 
-def _block(config: DecoderConfig, tensors: dict[str, torch.Tensor], layer: int) -> Block:
+def _block(config: DecoderConfig, tensors: Weights, layer: int) -> Block:
     prefix, family = f"model.layers.{layer}.", config.family
     # With norms behind attention too, the name of the norm before the MLP means the one behind attention.
     behind, before = "post_attention_layernorm", "pre_feedforward_layernorm"
@@ -201,7 +247,7 @@ def _block(config: DecoderConfig, tensors: dict[str, torch.Tensor], layer: int) 
     )
 
 
-def _linears(config: DecoderConfig, tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, Linear]:
+def _linears(config: DecoderConfig, tensors: Weights, prefix: str) -> dict[str, Linear]:
     shape = config.shape
     whole_of = {part: (whole, parts) for whole, parts in shape.fused.items() for part in parts}
     linears = {}
@@ -212,19 +258,25 @@ def _linears(config: DecoderConfig, tensors: dict[str, torch.Tensor], prefix: st
         weight, bias = f"{prefix}{stored}.weight", f"{prefix}{stored}.bias"
         at = parts.index(kind)
         linears[kind] = Linear(
-            _take(tensors, weight, n_out, n_in).split(heights)[at],
+            _matrix(tensors, weight, n_out, n_in).split(heights)[at],
             _take(tensors, bias, n_out).split(heights)[at] if bias in tensors else None,
         )
     return linears
 
 
-def _norm(config: DecoderConfig, tensors: dict[str, torch.Tensor], name: str, width: int | None = None) -> torch.Tensor:
+def _norm(config: DecoderConfig, tensors: Weights, name: str, width: int | None = None) -> torch.Tensor:
     weight = _take(tensors, name, width or config.shape.n_embd)
     offset = config.family.norm_offset
     return weight.float() + offset if offset else weight
 
 
-def _take(tensors: dict[str, torch.Tensor], name: str, *expected: int) -> torch.Tensor:
+def _take(tensors: Weights, name: str, *expected: int) -> torch.Tensor:
+    tensor = _matrix(tensors, name, *expected)
+    assert isinstance(tensor, torch.Tensor)  # only the matrices of linear maps are loaded as blocks
+    return tensor
+
+
+def _matrix(tensors: Weights, name: str, *expected: int) -> torch.Tensor | Blocks:
     tensor = tensors[name]
     if tensor.shape != expected:
         raise EngineFault(

@@ -30,6 +30,7 @@ Level = Literal["ok", "warn", "fail"]
 MIN_PYTHON = (3, 11)
 NEEDED_BYTES = 2_500_000_000  # daemon and both workers with a 135M model
 MIN_FREE_DISK_BYTES = 2_000_000_000
+BFLOAT16_BYTES = 2  # what the trainer computes with where blocks are kept
 SLOW_FSYNC_MS = 30.0  # every acknowledged rating waits for one
 FSYNC_ROUNDS = 20
 IMPORT_TIMEOUT_S = 180.0
@@ -280,7 +281,7 @@ def check_placement(settings: Settings, devices: Sequence[placement.Device] | No
     A model that cannot be read is `check_model`'s finding.
     """
     from adapters.errors import AdapterError
-    from adapters.gguf_header import load_header
+    from adapters.gguf_header import load_header, packed_block_bytes
     from adapters.llamacpp_format import read_base_shape
     from edged.base_model import ModelError, find_model
     from edged.devices import DevicesUnknown, find_devices
@@ -288,8 +289,13 @@ def check_placement(settings: Settings, devices: Sequence[placement.Device] | No
 
     try:
         file = find_model(settings.model.path)
-        tied = "output.weight" not in load_header(file).tensors
-        model = placement.Model(shape=read_base_shape(file), tied=tied, file_bytes=file.stat().st_size)
+        header = load_header(file)
+        model = placement.Model(
+            shape=read_base_shape(file),
+            tied="output.weight" not in header.tensors,
+            file_bytes=file.stat().st_size,
+            packed_block_bytes=packed_block_bytes(header, BFLOAT16_BYTES),
+        )
     except (ModelError, AdapterError, ValueError, OSError):
         return [Finding(name="placement", level="warn", found="not planned: there is no model")]
     try:

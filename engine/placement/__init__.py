@@ -11,9 +11,9 @@ anything."""
 from engine.placement.advice import Remedy
 from engine.placement.describe import device_line, runs_today, share_line, summary
 from engine.placement.layout import BadPin, Layout, Mode
-from engine.placement.memory import PARTS, Share
+from engine.placement.memory import PARTS, Share, base_weight_bytes, prefers_quantised
 from engine.placement.planner import DoesNotFit, Move, Plans, moves, plan, plan_both
-from engine.placement.request import ROLES, Device, Dtype, Model, Pins, Request, Reward, Role, Serving, Training
+from engine.placement.request import ROLES, Device, Dtype, Held, Model, Pins, Request, Reward, Role, Serving, Training
 from engine.placement.search import Plan, Shortfall
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Device",
     "DoesNotFit",
     "Dtype",
+    "Held",
     "Layout",
     "Mode",
     "Model",
@@ -38,10 +39,12 @@ __all__ = [
     "Share",
     "Shortfall",
     "Training",
+    "base_weight_bytes",
     "device_line",
     "moves",
     "plan",
     "plan_both",
+    "prefers_quantised",
     "runs_today",
     "share_line",
     "summary",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
-from engine.placement.memory import WEIGHT_BYTES
+from engine.placement.memory import ELEMENT_BYTES
 from engine.placement.request import Dtype, Request
 from engine.placement.search import Plan, search
 
@@ -93,6 +93,11 @@ def _knobs(request: Request) -> list[_Knob]:
             lambda value: f'dtype = "{value}"',
         ),
         _Knob(
+            ["quantised"] if request.model.packed_block_bytes and training.held == "dequantised" else [],
+            lambda given, value: _training(given, held=value),
+            lambda value: f'base_weights = "{value}"',
+        ),
+        _Knob(
             range(n_layers - 1, 0, -1),
             lambda given, value: _training(given, layers=value),
             lambda value: f"lora.layers = {value}",
@@ -112,9 +117,9 @@ def _knobs(request: Request) -> list[_Knob]:
 
 
 def _smaller_dtypes(request: Request) -> list[Dtype]:
-    size = WEIGHT_BYTES[request.training.dtype]
-    smaller = [dtype for dtype in request.dtypes if WEIGHT_BYTES[dtype] < size]
-    return sorted(smaller, key=lambda dtype: -WEIGHT_BYTES[dtype])
+    size = ELEMENT_BYTES[request.training.dtype]
+    smaller = [dtype for dtype in request.dtypes if ELEMENT_BYTES[dtype] < size]
+    return sorted(smaller, key=lambda dtype: -ELEMENT_BYTES[dtype])
 
 
 def _training(request: Request, **changes: object) -> Request:

@@ -22,14 +22,11 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from adapters.shape import BaseShape
-from engine.placement.request import Device, Dtype, Model, Request, Reward, Role, Serving, Training
+from engine.placement.request import Device, Dtype, Held, Model, Request, Reward, Role, Serving, Training
 
-PARTS = ("weights", "adapters", "optimizer", "activations", "logits", "kv", "cache", "gathered", "runtime")
+PARTS = ("weights", "adapters", "optimizer", "activations", "logits", "kv", "cache", "unpacked", "gathered", "runtime")
 
-# Bytes of one weight of a block. 8bit: one float32 scale a row (arXiv 2208.07339) is below 0.1 % and left out. nf4: 4
-# bits, and 0.127 for the doubly quantised constants (arXiv 2305.14314). Embedding, head and norms stay in bfloat16.
-WEIGHT_BYTES: Mapping[Dtype, float] = {"float32": 4.0, "bfloat16": 2.0, "8bit": 1.0, "nf4": 4.127 / 8}
-ELEMENT_BYTES: Mapping[Dtype, int] = {"float32": 4, "bfloat16": 2, "8bit": 2, "nf4": 2}
+ELEMENT_BYTES: Mapping[Dtype, int] = {"float32": 4, "bfloat16": 2}
 FLOAT32_BYTES = 4
 
 # Resident memory of SmolLM2-135M processes on a CPU (VmHWM, torch 2.13, llama-cpp-python 0.3.36, glibc 2.36), less what
@@ -53,6 +50,12 @@ UBATCH_TOKENS = 256
 SHORT_TOKENS = 384
 RECOMPUTE_ABOVE_TOKENS = 4096
 BLOCK_COLUMNS = 1024  # of logits that are float32 at once
+# As in engine/blocks: numbers that are unpacked at once, and what one of them takes meanwhile.
+SLICE_NUMBERS: Mapping[Literal["cpu", "cuda"], int] = {"cpu": 1 << 20, "cuda": 1 << 24}
+SLICE_NUMBER_BYTES = 12
+# A card of whose memory the unpacked base would take more than this share gets the file's blocks instead: the rest is
+# for what training needs, and often for serving.
+UNPACKED_SHARE_MAX = 0.5
 
 Parts = dict[str, int]
 
@@ -90,11 +93,27 @@ def lora_bytes(shape: BaseShape, training: Training) -> int:
     return FLOAT32_BYTES * training.rank * sum(n_out + n_in for n_out, n_in in modules)
 
 
+def prefers_quantised(dequantised_bytes: int, total_bytes: int) -> bool:
+    """Whether a card of `total_bytes` holds the base in the file's blocks, if nobody has said how."""
+    return dequantised_bytes > UNPACKED_SHARE_MAX * total_bytes
+
+
 @functools.lru_cache
-def block_weight_bytes(shape: BaseShape, dtype: Dtype) -> int:
+def block_weight_bytes(model: Model, dtype: Dtype, held: Held = "dequantised") -> int:
     """One block of the frozen base, its two norms included."""
+    shape = model.shape
     n = sum(math.prod(shape.module_shape(module)) for module in shape.top_modules(1))
-    return math.ceil(n * WEIGHT_BYTES[dtype]) + 2 * shape.n_embd * ELEMENT_BYTES[dtype]
+    maps = model.packed_block_bytes if held == "quantised" else n * ELEMENT_BYTES[dtype]
+    return maps + 2 * shape.n_embd * ELEMENT_BYTES[dtype]
+
+
+def unpacked_bytes(model: Model, training: Training, kind: Literal["cpu", "cuda"]) -> int:
+    """What one lane holds of an unpacked map while it is used; 0 if the base is unpacked as it is."""
+    if training.held == "dequantised":
+        return 0
+    largest = max(math.prod(model.shape.module_shape(module)) for module in model.shape.top_modules(1))
+    slice_bytes = SLICE_NUMBER_BYTES * min(SLICE_NUMBERS[kind], largest)
+    return largest * ELEMENT_BYTES[training.dtype] + slice_bytes
 
 
 def outer_weight_bytes(model: Model, dtype: Dtype) -> int:
@@ -103,15 +122,15 @@ def outer_weight_bytes(model: Model, dtype: Dtype) -> int:
     return (matrices * model.shape.n_vocab + 1) * model.shape.n_embd * ELEMENT_BYTES[dtype]
 
 
-def base_weight_bytes(model: Model, dtype: Dtype) -> int:
+def base_weight_bytes(model: Model, dtype: Dtype, held: Held = "dequantised") -> int:
     """The whole frozen base."""
-    return model.shape.n_layers * block_weight_bytes(model.shape, dtype) + outer_weight_bytes(model, dtype)
+    return model.shape.n_layers * block_weight_bytes(model, dtype, held) + outer_weight_bytes(model, dtype)
 
 
-def _feature_weight_bytes(shape: BaseShape, dtype: Dtype) -> int:
+def _feature_weight_bytes(model: Model, dtype: Dtype, held: Held = "dequantised") -> int:
     """Of the base, what features two thirds up need. A mapped file is resident only where it is read."""
-    n_blocks = shape.n_layers - max(1, round(shape.n_layers / 3))
-    return n_blocks * block_weight_bytes(shape, dtype)
+    n_layers = model.shape.n_layers
+    return (n_layers - max(1, round(n_layers / 3))) * block_weight_bytes(model, dtype, held)
 
 
 def block_activation_bytes(
@@ -170,7 +189,7 @@ def reward_share(request: Request, reward: Reward, number: int) -> Share:
         case "classifier":
             weights, runtime = reward.weights_bytes, TRANSFORMERS_RUNTIME_BYTES if is_cpu else CUDA_RUNTIME_BYTES
         case "fitted":
-            weights = _feature_weight_bytes(model.shape, dtype) if is_cpu else base_weight_bytes(model, dtype)
+            weights = _feature_weight_bytes(model, dtype) if is_cpu else base_weight_bytes(model, dtype)
             runtime = TRAIN_RUNTIME_BYTES + LANE_BYTES if is_cpu else CUDA_RUNTIME_BYTES
     held = _without_zeros({"weights": weights, "runtime": runtime})
     return Share(role="reward", device=number, held=held, working={})
@@ -193,6 +212,8 @@ def train_shares(
         held, working = _ROLE_PARTS[role](request, device, tokens, replicas[role])
         if n_shards > 1:
             working["gathered"] = _gathered_bytes(request)
+        lanes = _lanes(request.training, device)
+        working["unpacked"] = lanes * unpacked_bytes(request.model, request.training, device.kind)
         if not shares:
             for part, n_bytes in _process_parts(request, device, roles, n_shards).items():
                 held[part] = held.get(part, 0) + n_bytes
@@ -202,9 +223,9 @@ def train_shares(
 
 def _process_parts(request: Request, device: Device, roles: Sequence[Role], n_shards: int) -> Parts:
     model, training = request.model, request.training
-    weights = base_weight_bytes(model, training.dtype)
+    weights = base_weight_bytes(model, training.dtype, training.held)
     if device.kind == "cpu" and training.critic == "head" and set(roles) == {"critic"}:
-        weights = _feature_weight_bytes(model.shape, training.dtype)
+        weights = _feature_weight_bytes(model, training.dtype, training.held)
     a_token = FLOAT32_BYTES * (2 * model.shape.n_embd + 2)  # trunk and the critic's features
     return {
         "weights": -(-weights // n_shards),
@@ -218,8 +239,8 @@ def _process_parts(request: Request, device: Device, roles: Sequence[Role], n_sh
 
 def _gathered_bytes(request: Request) -> int:
     """Whole again while they are used: the block at work, the one that is fetched meanwhile, and both ends."""
-    model, dtype = request.model, request.training.dtype
-    return 2 * block_weight_bytes(model.shape, dtype) + outer_weight_bytes(model, dtype)
+    model, training = request.model, request.training
+    return 2 * block_weight_bytes(model, training.dtype, training.held) + outer_weight_bytes(model, training.dtype)
 
 
 def _actor_parts(request: Request, device: Device, tokens: int, n_replicas: int) -> tuple[Parts, Parts]:

@@ -14,7 +14,8 @@ from adapters.shape import BaseShape
 Role = Literal["serve", "actor", "critic", "reference", "reward"]
 ROLES: tuple[Role, ...] = ("serve", "actor", "critic", "reference", "reward")
 
-Dtype = Literal["float32", "bfloat16", "8bit", "nf4"]
+Dtype = Literal["float32", "bfloat16"]
+Held = Literal["dequantised", "quantised"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +42,13 @@ class Device:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """tied: the output head is the embedding matrix. file_bytes: of the served GGUF file."""
+    """tied: the output head is the embedding matrix. file_bytes: of the served GGUF file. packed_block_bytes: what the
+    maps of one block take where the file's quantised blocks are kept; 0 if it has none."""
 
     shape: BaseShape
     tied: bool
     file_bytes: int
+    packed_block_bytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +66,8 @@ class Training:
     """What training holds and how much of it goes through the network at once.
 
     Attributes:
-        dtype: of the frozen base. Adapters and their optimizer are float32 whatever it is.
+        dtype: of products and of the unpacked base. Adapters and their optimizer are float32 whatever it is.
+        held: how the base's maps are held; the file's blocks are unpacked one map at a time.
         rank, layers: of the adapter; layers are the topmost blocks, 0 means all.
         batch_tokens: of all answers of one update. minibatches: optimizer steps that share them.
         sequence_tokens: the longest answer. It is never cut, so no micro-batch can be smaller.
@@ -86,6 +90,7 @@ class Training:
     lanes: int = 2
     trunk_cache_bytes: int = 192 * 1024 * 1024
     cached_adapters: int = 12
+    held: Held = "dequantised"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

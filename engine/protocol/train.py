@@ -39,9 +39,16 @@ class LoraSettings:
     layers: int
 
 
+BaseWeights = Literal["auto", "dequantised", "quantised"]
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StartTrain(Message):
-    """base_sha256: of the model file; the dequantised copy is cached in `cache_folder` under it."""
+    """base_sha256: of the model file; the dequantised copy is cached in `cache_folder` under it.
+
+    base_weights: unpacked once, or the file's own blocks; "auto" by the device's memory. No result depends on it.
+    fuse: compile small operations, see `engine.fusion`.
+    """
 
     model_path: str
     base_sha256: str
@@ -51,6 +58,8 @@ class StartTrain(Message):
     dtype: Literal["bfloat16", "float32"]
     device: str  # "cpu" or "cuda:0"
     idle_class: bool  # run under SCHED_IDLE
+    base_weights: BaseWeights = "auto"
+    fuse: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

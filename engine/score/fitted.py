@@ -25,6 +25,7 @@ from engine.score import verdict
 from engine.score.fit import Floats, Head, HeldOut, deal_folds, decide, fit_head, held_out, predict
 from engine.score.verdict import Verdict
 from engine.train import decoder
+from engine.train.device import open_device
 
 MAX_KNOWN = 4096  # answers whose features are kept; the least recently used go
 LENGTH_TOKENS = 32.0  # brings a usual length to about 1; standardising does the rest
@@ -149,10 +150,9 @@ def feature_layer(base: Base) -> int:
 def open_fitted(wanted: FittedSource, *, threads: int, device: str) -> FittedJudge:
     """Load the base. Raises EngineFault."""
     torch.set_num_threads(threads)
-    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
-        raise EngineFault("device_missing", f"no GPU for {device}; set [placement] train_device to cpu")
+    opened = open_device(device)
     try:
-        base = load_base(wanted.model_path, wanted.base_sha256, wanted.cache_folder, wanted.dtype, device)
+        base = load_base(wanted.model_path, wanted.base_sha256, wanted.cache_folder, wanted.dtype, str(opened))
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise EngineFault("out_of_memory", f"{wanted.model_path}: {error}") from error
     return FittedJudge(base)

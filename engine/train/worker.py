@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import ctypes
 import logging
 import os
 import time
@@ -58,32 +57,24 @@ def enter_idle_class() -> None:
         AUTOGROUP.write_text(AUTOGROUP_NICE)
 
 
-def return_free_memory() -> None:
-    """Give the pages that the allocator keeps back to the system: 400 MB after an update of a small model, for which an
-    idle box has other uses. Only glibc has such a call."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
-
-
 def _load(start: StartTrain) -> Scorer:
     import torch
 
+    from engine.fusion import compile_fusibles
     from engine.models import load_base
+    from engine.train.device import choose_held, open_device
     from engine.train.lanes import Lanes
     from engine.train.scorer import Scorer
 
-    device = torch.device(start.device)
-    if device.type == "cuda":
-        # On a CPU every operation used here is deterministic as it is; the switch would import torch's compiler (70 MB,
-        # a second of start) and fill every fresh buffer.
-        torch.use_deterministic_algorithms(True)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise EngineFault("device_missing", f"no GPU for {start.device}; set [placement] train_device to cpu")
+    device = open_device(start.device)
+    if start.fuse:
+        compile_fusibles()
     try:
-        base = load_base(start.model_path, start.base_sha256, start.cache_folder, start.dtype, start.device)
+        held = choose_held(start.base_weights, device, start.model_path, start.dtype)
+        base = load_base(start.model_path, start.base_sha256, start.cache_folder, start.dtype, str(device), held)
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise EngineFault("out_of_memory", f"{start.model_path}: {error}") from error
+    log.info("the base is held %s on %s", held, device)
     return Scorer(base, start.lora.layers, Lanes(start.threads, device))
 
 
@@ -134,6 +125,7 @@ class _Loop:
         self._link.send(Scored(job_id=message.job_id, scores=tuple(scores)))
 
     def _train(self, message: Train) -> None:
+        from engine.train.device import return_free_memory
         from engine.train.job import JobFailed, run_job
 
         def tick(stage: str, done: int, total: int) -> None:
@@ -152,4 +144,4 @@ class _Loop:
             )
         else:
             self._link.send(Trained(job_id=message.job_id, result=result))
-        return_free_memory()
+        return_free_memory(self._scorer.base.device)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.gguf_header import GgufError, SkippedArray, load_header, parse_header
+from adapters.gguf_header import GgufError, SkippedArray, load_header, packed_block_bytes, parse_header
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +68,27 @@ def test_tensors_lie_where_the_gguf_package_finds_them(path):
         assert (entry.offset_bytes, entry.n_bytes, entry.type) == (
             tensor.data_offset, tensor.n_bytes, tensor.tensor_type,
         )  # fmt: skip
+
+
+def test_what_kept_blocks_take_is_told_a_block_and_nothing_if_none_is_quantised(path, tmp_path):
+    assert packed_block_bytes(load_header(path), 2) == 0
+    writer = gguf.GGUFWriter(tmp_path / "packed.gguf", "llama")
+    rows = np.ones((4, 64), dtype=np.float32)
+    for block in range(2):
+        writer.add_tensor(
+            f"blk.{block}.ffn_up.weight",
+            gguf.quantize(rows, gguf.GGMLQuantizationType.Q4_0),
+            raw_dtype=gguf.GGMLQuantizationType.Q4_0,
+        )
+        writer.add_tensor(f"blk.{block}.ffn_down.weight", rows)
+        writer.add_tensor(f"blk.{block}.ffn_norm.weight", rows[0])
+    writer.add_tensor("token_embd.weight", rows)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    # Rows of two blocks of 18 bytes; what is not quantised is unpacked to two bytes a number; norms are not maps.
+    assert packed_block_bytes(load_header(tmp_path / "packed.gguf"), 2) == 4 * 2 * 18 + 4 * 64 * 2
 
 
 def test_every_shorter_file_is_refused(path):

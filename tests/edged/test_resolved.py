@@ -265,6 +265,23 @@ def test_the_devices_that_are_set_are_pins_of_the_plan(section: PlacementSection
     assert resolved.placement_request(Settings(placement=section), PLACED, [CARD, CPU]).pins == pins
 
 
+@pytest.mark.parametrize(
+    ("wanted", "card_bytes", "held"),
+    [
+        ("auto", 10**11, "dequantised"),
+        ("auto", 10**8, "quantised"),
+        ("dequantised", 10**8, "dequantised"),
+        ("quantised", 10**11, "quantised"),
+    ],
+)
+def test_a_plan_holds_the_base_as_the_trainer_will(wanted: Any, card_bytes: int, held: str) -> None:
+    model = dataclasses.replace(PLACED, packed_block_bytes=10**6)
+    card = dataclasses.replace(CARD, total_bytes=card_bytes)
+    settings = Settings(learn=LearnSection(base_weights=wanted))
+    assert resolved.placement_request(settings, model, [card, CPU]).training.held == held
+    assert resolved.start_train(settings, MODEL, "/state/cache").base_weights == wanted
+
+
 def test_a_device_that_is_not_there_is_no_plan() -> None:
     settings = Settings(placement=PlacementSection(train_device="cuda:3"))
     with pytest.raises(placement.BadPin, match="names 'cuda:3', which is not there; there are cuda:0, cpu"):

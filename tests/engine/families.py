@@ -101,10 +101,11 @@ def write_family(folder: Path, name: str) -> Any:
     return model
 
 
-def write_family_gguf(path: Path, model: Any, **keys: int) -> None:
+def write_family_gguf(path: Path, model: Any, quantised: gguf.GGMLQuantizationType | None = None, **keys: int) -> None:
     """The model as a GGUF file of float32 tensors.
 
     Args:
+        quantised: the type of the matrices whose rows are whole blocks of it.
         keys: further integers, by the name behind the architecture with `__` for `.`.
     """
     config = model.config
@@ -128,7 +129,11 @@ def write_family_gguf(path: Path, model: Any, **keys: int) -> None:
             values = values.reshape(n_heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
         gguf_name = names.get_name(hf_name, try_suffixes=(".weight", ".bias"))
         assert gguf_name is not None, hf_name
-        writer.add_tensor(gguf_name, np.ascontiguousarray(values))
+        values = np.ascontiguousarray(values)
+        if quantised is not None and values.ndim == 2 and values.shape[1] % gguf.GGML_QUANT_SIZES[quantised][0] == 0:
+            writer.add_tensor(gguf_name, gguf.quantize(values, quantised), raw_dtype=quantised)
+        else:
+            writer.add_tensor(gguf_name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

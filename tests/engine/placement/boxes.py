@@ -21,6 +21,7 @@ LARGE = Model(
     ),
     tied=False,
     file_bytes=4_920_000_000,
+    packed_block_bytes=128_000_000,  # of Q4_K_M
 )
 SERVING = Serving(slots=16, context_tokens=8192)
 
@@ -48,5 +49,4 @@ def large(*devices: Device, **training: Any) -> Request:
     """A model of eight thousand million weights, adapted everywhere, with a critic of its own."""
     settings = {"dtype": "bfloat16", "rank": 8, "layers": 0, "critic": "lora", "batch_tokens": 16 * 512}
     training = settings | {"sequence_tokens": 512, "micro_batch_tokens": 2048} | training
-    dtypes = ("float32", "bfloat16", "8bit", "nf4")
-    return Request(devices=devices, model=LARGE, serving=SERVING, training=Training(**training), dtypes=dtypes)
+    return Request(devices=devices, model=LARGE, serving=SERVING, training=Training(**training))

@@ -10,11 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine import blocks
 from engine.generate import llamacpp
 from engine.generate import worker as serve_worker
 from engine.lora import new_lora
 from engine.models import Base, load_folder
-from engine.placement import PARTS, Device, Model, Reward, Training, memory
+from engine.placement import PARTS, Device, Dtype, Model, Reward, Training, memory
 from engine.placement.memory import Share
 from engine.protocol import LoraSettings
 from engine.train import adamw, attention, batch, decoder, lanes, logprobs, scorer
@@ -58,7 +59,7 @@ def test_rows_are_rounded_as_in_the_trainer(n: int) -> None:
 
 def test_the_weights_of_the_packaged_model_are_those_of_its_unpacked_file() -> None:
     # 134,515,008 parameters, two bytes each.
-    n = 30 * memory.block_weight_bytes(SMALL.shape, "bfloat16") + memory.outer_weight_bytes(SMALL, "bfloat16")
+    n = 30 * memory.block_weight_bytes(SMALL, "bfloat16") + memory.outer_weight_bytes(SMALL, "bfloat16")
     assert n == 269_030_016
 
 
@@ -68,12 +69,33 @@ def test_an_untied_head_is_a_second_matrix() -> None:
     assert more == 49152 * 576 * 4
 
 
-@pytest.mark.parametrize(
-    ("dtype", "bytes_a_weight"), [("float32", 4.0), ("bfloat16", 2.0), ("8bit", 1.0), ("nf4", 0.516)]
-)
-def test_a_block_shrinks_with_its_dtype(dtype: str, bytes_a_weight: float) -> None:
+@pytest.mark.parametrize(("dtype", "bytes_a_weight"), [("float32", 4), ("bfloat16", 2)])
+def test_a_block_shrinks_with_its_dtype(dtype: Dtype, bytes_a_weight: int) -> None:
     n_weights = 4096 * 4096 * 2 + 4096 * 1024 * 2 + 4096 * 14336 * 3
-    assert memory.block_weight_bytes(LARGE.shape, dtype) == pytest.approx(n_weights * bytes_a_weight, rel=1e-3)  # type: ignore[arg-type]
+    norms = 2 * 4096
+    assert memory.block_weight_bytes(LARGE, dtype) == (n_weights + norms) * bytes_a_weight
+
+
+def test_a_quantised_base_takes_its_files_blocks_and_one_map_unpacked_in_turns() -> None:
+    held = memory.base_weight_bytes(LARGE, "bfloat16", "quantised")
+    outer = 2 * (2 * 128256 + 1) * 4096
+    assert held == 32 * (LARGE.packed_block_bytes + 2 * 2 * 4096) + outer
+    request = dataclasses.replace(small(card(0, 10**12), held="quantised"), model=LARGE)
+    shares = memory.train_shares(
+        request, 0, ["actor", "reference"], tokens=640, n_shards=1, replicas={"actor": 1, "reference": 1}
+    )
+    assert [share.working["unpacked"] for share in shares] == [2 * 4096 * 14336 + 12 * (1 << 24)] * 2
+    assert shares[0].held["weights"] == held
+    assert "unpacked" not in share_of("actor").working
+
+
+def test_a_slice_is_what_the_trainer_unpacks_at_once() -> None:
+    assert memory.SLICE_NUMBERS == blocks.SLICE_NUMBERS
+
+
+def test_a_card_holds_the_base_quantised_if_plain_weights_would_take_more_than_half_of_it() -> None:
+    assert not memory.prefers_quantised(16 * 10**9, 32 * 10**9)
+    assert memory.prefers_quantised(16 * 10**9, 32 * 10**9 - 2)
 
 
 def test_an_adapter_is_rank_times_both_sides_of_every_map() -> None:
@@ -161,7 +183,7 @@ def test_a_shard_holds_its_part_and_gathers_two_blocks_and_the_ends() -> None:
         memory.train_shares(request, 0, ["actor"], tokens=640, n_shards=n, replicas={"actor": n})[0] for n in (1, 4)
     )
     assert part.held["weights"] == -(-whole.held["weights"] // 4)
-    ends, block = memory.outer_weight_bytes(LARGE, "bfloat16"), memory.block_weight_bytes(LARGE.shape, "bfloat16")
+    ends, block = memory.outer_weight_bytes(LARGE, "bfloat16"), memory.block_weight_bytes(LARGE, "bfloat16")
     assert part.working["gathered"] == 2 * block + ends
 
 
@@ -185,7 +207,7 @@ def test_a_judge_takes_what_its_source_loads() -> None:
         return memory.reward_share(small(*devices), reward, 0).parts
 
     assert of("classifier", cpu())["weights"] == 7
-    assert of("fitted", cpu())["weights"] == 20 * memory.block_weight_bytes(SMALL.shape, "bfloat16")
+    assert of("fitted", cpu())["weights"] == 20 * memory.block_weight_bytes(SMALL, "bfloat16")
     assert of("fitted", card(0, 1))["weights"] == memory.base_weight_bytes(SMALL, "bfloat16")
     assert of("function", card(0, 1)) == {}
 

@@ -212,7 +212,7 @@ def test_the_error_names_the_role_the_bytes_and_what_would_fit() -> None:
         plan(request)
     missing = caught.value.shortfall.missing[0]
     assert str(caught.value).startswith(f"actor: cuda:0 has 21,000,000,000 bytes free, {missing:,} too few; ")
-    assert 'dtype = "8bit"' in caught.value.advice
+    assert 'base_weights = "quantised"' in caught.value.advice
     assert "lora.layers = " in caught.value.advice
     assert "micro-batches of " in caught.value.advice
 
@@ -252,7 +252,7 @@ def test_changes_are_added_up_where_none_is_enough() -> None:
     with pytest.raises(DoesNotFit) as caught:
         plan(large(card(0, 10 * GB)))
     (remedy,) = caught.value.remedies
-    assert remedy.change.startswith('critic = "head", dtype = "nf4"')
+    assert remedy.change.startswith('critic = "head", base_weights = "quantised"')
     assert plan(remedy.request) == remedy.plan
 
 
