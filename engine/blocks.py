@@ -173,21 +173,26 @@ def _iq4_levels(device: torch.device) -> torch.Tensor:
     return torch.tensor(_IQ4_LEVELS, dtype=torch.float32, device=device)
 
 
-def _look_up(fields: torch.Tensor) -> torch.Tensor:
-    return _iq4_levels(fields.device)[fields.int()]
-
-
-@fusible
 def _iq4_nl(blocks: torch.Tensor) -> torch.Tensor:
-    return _half(blocks, 0) * _look_up(_fields(blocks[:, 2:], 4).flatten(1))
+    return _iq4_nl_by(blocks, _iq4_levels(blocks.device))
+
+
+def _iq4_xs(blocks: torch.Tensor) -> torch.Tensor:
+    return _iq4_xs_by(blocks, _iq4_levels(blocks.device))
 
 
 @fusible
-def _iq4_xs(blocks: torch.Tensor) -> torch.Tensor:
+def _iq4_nl_by(blocks: torch.Tensor, levels: torch.Tensor) -> torch.Tensor:
+    return _half(blocks, 0) * levels[_fields(blocks[:, 2:], 4).flatten(1).int()]
+
+
+@fusible
+def _iq4_xs_by(blocks: torch.Tensor, levels: torch.Tensor) -> torch.Tensor:
     low = _fields(blocks[:, 4:8, None], 4).flatten(1)  # [N, 8]
     high = torch.stack([(blocks[:, 2:4] >> shift) & 3 for shift in range(0, 8, 2)], dim=-1).flatten(1)
     factor = (_half(blocks, 0) * ((low | (high << 4)).float() - 32.0))[:, :, None]
-    return (factor * _look_up(_fields(blocks[:, 8:].unflatten(1, (8, 16)), 4).reshape(-1, 8, 32))).flatten(1)
+    numbers = _fields(blocks[:, 8:].unflatten(1, (8, 16)), 4).reshape(-1, 8, 32)
+    return (factor * levels[numbers.int()]).flatten(1)
 
 
 _T = GGMLQuantizationType

@@ -7,7 +7,7 @@ no reference model, nothing logged or saved. Episodes enter by `rollout_func`, T
     cycle      the same with answers that TRL samples itself with transformers' generate
     gradients  the gradient of the last of `iterations` steps of GRPO or DPO, as safetensors
 
-Imports nothing of ours but `contest`, which needs the standard library only.
+Imports nothing of ours but `contest` and `nvml`, which need the standard library only.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from typing import Any
 import torch
 from contest import finish, peak_rss_bytes
 from datasets import Dataset
+from nvml import pci_bus_id_of
+from nvml import read_joules as read_card_joules
 from peft import LoraConfig, PeftModel
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
@@ -33,21 +35,31 @@ NO_CLIP = 1e9
 
 class Clock(TrainerCallback):
     """When each optimizer step began and ended, sampling included where the step samples; and this process's CPU time
-    at those moments."""
+    and the card's joules at those moments."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_card: bool) -> None:
+        self._on_card = on_card
         self.began: list[float] = []
         self.ended: list[float] = []
         self.cpu_began: list[float] = []
         self.cpu_ended: list[float] = []
+        self.joules_began: list[float | None] = []
+        self.joules_ended: list[float | None] = []
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
+        self.joules_began.append(self._joules())
         self.began.append(time.perf_counter())
         self.cpu_began.append(time.process_time())
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
+        if self._on_card:
+            torch.cuda.synchronize()
         self.ended.append(time.perf_counter())
         self.cpu_ended.append(time.process_time())
+        self.joules_ended.append(self._joules())
+
+    def _joules(self) -> float | None:
+        return read_card_joules(pci_bus_id_of(torch.device("cuda"))) if self._on_card else None
 
 
 class Keep(TrainerCallback):
@@ -94,13 +106,19 @@ def gradients(spec: dict[str, Any]) -> dict[str, float]:
 
 
 def _timed(spec: dict[str, Any], trainer: GRPOTrainer) -> dict[str, float]:
-    clock = Clock()
+    on_card = spec.get("device", "cpu") != "cpu"
+    clock = Clock(on_card)
     trainer.add_callback(clock)
     trainer.train()
     n = spec["iterations"]
     figures = {"train_s": clock.ended[-1] - clock.began[-n], "train_cpu_s": clock.cpu_ended[-1] - clock.cpu_began[-n]}
     figures |= {f"step_{i + 1}_s": clock.ended[-n + i] - clock.began[-n + i] for i in range(n)}
-    return figures | {"steps": float(n), "peak_rss_mb": peak_rss_bytes() / 1e6}
+    figures |= {"steps": float(n), "peak_rss_mb": peak_rss_bytes() / 1e6}
+    if on_card:
+        figures["peak_mb"] = torch.cuda.max_memory_reserved() / 1e6
+        if None not in (clock.joules_began[-n], clock.joules_ended[-1]):
+            figures["train_j"] = clock.joules_ended[-1] - clock.joules_began[-n]
+    return figures
 
 
 def _grpo(
@@ -188,7 +206,7 @@ def _dpo(spec: dict[str, Any], model: torch.nn.Module) -> DPOTrainer:
 
 def _common(spec: dict[str, Any]) -> dict[str, Any]:
     return {
-        "use_cpu": True,
+        "use_cpu": spec.get("device", "cpu") == "cpu",
         "bf16": False,  # autocasting; the weights are of the spec's dtype already
         "gradient_checkpointing": False,
         "learning_rate": spec["learning_rate"],
