@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
+import torch.nn.functional as F
+from torch.nn.attention.bias import CausalBias
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import return_and_correct_aliasing
@@ -57,9 +59,9 @@ class OnCard(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        plain = [
-            x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and not isinstance(x, cls)
-        ]
+        tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        # Autograd fills up an empty part that nothing came from with one of its own, which it takes to be on the CPU.
+        plain = [x for x in tensors if not isinstance(x, cls) and x.numel() > 0]
         # A scalar of the CPU may be multiplied with a tensor of a card, but not be joined to one.
         joins = func.overloadpacket in (torch.ops.aten.cat, torch.ops.aten.stack)
         if func is not torch.ops.aten.copy_.default and any(x.dim() > 0 or joins for x in plain):
@@ -78,6 +80,9 @@ class _Card(TorchFunctionMode):
             return func(args[0].detach().values)
         if func is torch.Tensor.numpy and isinstance(args[0], OnCard):
             raise MixedDevices("a tensor on a card has no numpy array; move it to the CPU first")
+        if func is F.scaled_dot_product_attention and isinstance(kwargs.get("attn_mask"), CausalBias):
+            # It makes itself on the device of the queries, in code that no mode reaches.
+            kwargs = kwargs | {"attn_mask": OnCard(kwargs["attn_mask"]._materialize(CPU))}
         if func is torch.Tensor.cpu:
             return _from_card(args[0])
         devices = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.device) or _is_device(x)]

@@ -103,7 +103,12 @@ def test_features_of_a_fitted_judge_stay_on_their_device(card_scorer: Scorer, sc
 
 
 def whole_job(rated: list[RatedEpisode], changes: dict[str, Any]) -> TrainJob:
-    """Something of everything that objectives feed on: groups of three, greedy answers, pairs and corrections."""
+    """Something of everything that objectives feed on: groups of three, greedy answers, pairs and
+    corrections; and all prompts begin alike."""
+    rated = [
+        dataclasses.replace(one, episode=dataclasses.replace(one.episode, prompt_ids=(7, 8, *one.episode.prompt_ids)))
+        for one in rated
+    ]
     grouped = [dataclasses.replace(one, group=f"group-{i // 3}") for i, one in enumerate(rated[:6])]
     greedy = [
         dataclasses.replace(one, episode=dataclasses.replace(one.episode, temperature=0.0), reward=reward)
