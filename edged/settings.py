@@ -179,7 +179,7 @@ class LearnSection(Section):
     disliked_weight: float = _key(1.0, "Weight of disliked answers in KTO, beside the balance.", gt=0, live=True)
     learning_rate: float = _key(2e-3, "Step size of the adapter.", gt=0, le=1, live=True)
     critic_learning_rate: float = _key(1e-3, "Step size of the critic.", gt=0, le=1, live=True)
-    epochs: int = _key(3, "Passes over the batch in one update.", ge=1, le=32, live=True)
+    epochs: int = _key(2, "Passes over the batch in one update.", ge=1, le=32, live=True)
     minibatches: int = _key(2, "Optimizer steps in one pass.", ge=1, le=64, live=True)
     clip_low: float = _key(0.2, "How far the probability ratio may fall below 1.", gt=0, lt=1, live=True)
     clip_high: float = _key(0.28, "How far the probability ratio may rise above 1.", gt=0, le=10, live=True)
@@ -190,8 +190,8 @@ class LearnSection(Section):
     value_coef: float = _key(0.5, "Weight of the critic's loss.", ge=0, le=100, live=True)
     gamma: float = _key(1.0, "Discount of rewards for each token.", ge=0, le=1, live=True)
     gae_lambda: float = _key(1.0, "Lambda of generalised advantage estimation.", ge=0, le=1, live=True)
-    kl_coef: float = _key(0.05, "Weight of the KL penalty towards the reference, per nat.", ge=0, le=100, live=True)
-    kl_estimator: Literal["k1", "k2", "k3"] = _key("k3", "Estimator of that KL from sampled tokens.", live=True)
+    kl_coef: float = _key(0.1, "Weight of the KL penalty towards the reference, per nat.", ge=0, le=100, live=True)
+    kl_estimator: Literal["k1", "k2", "k3"] = _key("k2", "Estimator of that KL from sampled tokens.", live=True)
     kl_in: Literal["loss", "reward"] = _key(
         "loss", "Where the penalty stands; in the reward it is always k1.", live=True
     )

@@ -120,7 +120,7 @@ class PpoSettings:
 
     learning_rate: float = 2e-3
     critic_learning_rate: float = 1e-3
-    epochs: int = 3
+    epochs: int = 2
     minibatches: int = 2
     clip_low: float = 0.2
     clip_high: float = 0.28
@@ -128,13 +128,13 @@ class PpoSettings:
     value_coef: float = 0.5
     gamma: float = 1.0
     gae_lambda: float = 1.0
-    kl_coef: float = 0.05
+    kl_coef: float = 0.1
     live_kl_max: float = 0.3
     importance_cap: float = 2.0
     max_grad_norm: float = 1.0
     critic_warmup_steps: int = 30
     weight_decay: float = 0.0
-    kl_estimator: KlEstimator = "k3"
+    kl_estimator: KlEstimator = "k2"
     kl_in: Literal["loss", "reward"] = "loss"
     kl_target: float = 0.0
     entropy_coef: float = 0.0
