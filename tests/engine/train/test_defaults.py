@@ -18,9 +18,9 @@ TUNED = {
     "minibatches": 2,
     "clip_low": 0.2,
     "clip_high": 0.28,
-    # Without it a small model learns to cheat: it pleases by words that the base would not say. The gradient of k3 hardly
-    # holds against that, k2's does. After 96 ratings, single runs with two passes (move of the mean held-out reward, which
-    # began at -0.75 to -0.65; what the answers lost of their plausibility under the base, in nats a token):
+    # Without it a small model learns to cheat: it pleases by words that the base would not say. The gradient of k3
+    # hardly holds against that, k2's does. After 96 ratings, single runs with two passes (move of the mean held-out
+    # reward, which began at -0.75 to -0.65; what the answers lost of their plausibility under the base, nats a token):
     #   k3  0.05: +1.12, 0.36     0.1: +0.57, 0.18 and +0.46, 0.30
     #   k2  0.05: +1.28, 0.23     0.1: +1.02, 0.23     0.2: +0.41, 0.14 and +0.28, 0.10
     "kl_estimator": "k2",
