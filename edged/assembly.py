@@ -34,6 +34,7 @@ from edged.learn.scoring import Scorer
 from edged.learn.tokenising import Tokenising
 from edged.learn.trainer import Trainer
 from edged.learn.updating import Updater
+from edged.practice_parts import PracticeParts
 from edged.ratings import Ratings
 from edged.records import Episode, Feedback, Live, Update
 from edged.removal import RecordedAnswers
@@ -88,6 +89,17 @@ class Assembly:
         self.events = Broadcast()
         self._build_serving()
         self._build_learning()
+        self.practice = PracticeParts(
+            settings,
+            model=model,
+            store=store,
+            workers=workers,
+            cache_folder=state_folder / "cache",
+            serve_worker=self.serve_worker,
+            learner=self.learner,
+            is_stopping=lambda: self.is_stopping,
+            on_change=self._announce_status,
+        )
         self._build_operator()
 
     def app(self) -> FastAPI:
@@ -97,7 +109,7 @@ class Assembly:
             feedback=Ratings(self._store.feedback, self._rated, self.tokenising.wake),
             episodes=RecordedAnswers(
                 self._store.episodes,
-                lambda: forget_removed(self._store.episodes, self._store.written, self._folders),
+                self._forget_removed,
             ),
             control=self._operator,
             keys=self._store.keys,
@@ -127,6 +139,7 @@ class Assembly:
             self.serve_worker,
             self._store.episodes,
             self._episode_recorded,
+            lambda: self.practice.users(self.answers.active),
         )
         self._staging = Staging(self.serve_worker)
         self._tokeniser = Tokeniser(self.serve_worker)
@@ -162,12 +175,13 @@ class Assembly:
             ratings=self._store.feedback,
             episodes=self._store.episodes,
             written=self._store.written,
+            practice_book=self._store.practice,
             updates=self._store.updates,
             lineage=self._store.lineage,
             folders=self._folders,
             trainer=self._trainer,
             updater=self._build_updater(),
-            on_change=self._announce_status,
+            on_change=self._learner_changed,
             on_finished=self._update_finished,
         )
         self.learner.switches.paused = (self._state_folder / PAUSED_FILE).exists()
@@ -279,10 +293,11 @@ class Assembly:
         self.answers.ready()
         self.tokenising.wake()
         self.learner.wake()
+        self.practice.changed()
         self._announce_status()
 
     def _serve_said(self, message: protocol.Message) -> None:
-        if not any(part.received(message) for part in (self._tokeniser, self.answers, self._staging)):
+        if not any(part.received(message) for part in (self._tokeniser, self.practice, self.answers, self._staging)):
             log.warning("the serve worker sent a %s that nobody expects", type(message).__name__)
 
     def _serve_down(self, why: str) -> None:
@@ -290,6 +305,7 @@ class Assembly:
         self.routing.down()
         self._staging.down()
         self._tokeniser.down()
+        self.practice.serve_down()
         self._announce_status()
 
     def _serve_faulted(self, fault: protocol.Fault) -> None:
@@ -329,8 +345,17 @@ class Assembly:
 
     # ------------------------------------------------------------------------------------------ what happened
 
+    def _learner_changed(self) -> None:
+        self.practice.changed()
+        self._announce_status()
+
+    async def _forget_removed(self) -> None:
+        await forget_removed(self._store.episodes, self._store.written, self._folders)
+        self.practice.removed()
+
     def _episode_recorded(self, episode_id: int, episode: Episode) -> None:
         self.scorer.wake()
+        self.practice.asked()
 
     def _reference_moved(self) -> None:
         self.learner.wake()
@@ -339,6 +364,7 @@ class Assembly:
     def _rated(self, rows: list[Feedback]) -> None:
         self.learner.wake()
         self.reference.wake()
+        self.practice.rated()
         if any(row.correction is not None for row in rows):
             self.tokenising.wake()
         for row in rows:
@@ -390,6 +416,7 @@ class Assembly:
             latest=store.updates.latest_finished(),
             reference=self.reference.version(),
             anchor=self.reference.anchor(),
+            practice=self.practice.view(),
             dropped=self._dropped(),
             written=learner.written,
             active=self.answers.active,

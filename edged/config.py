@@ -19,7 +19,7 @@ import annotated_types
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from edged.settings import Listen, Section, Settings, TcpListen, UnixListen, parse_listen
+from edged.settings import JUDGED, Listen, Section, Settings, TcpListen, UnixListen, learns_from_judged, parse_listen
 
 __all__ = [
     "ConfigError",
@@ -163,13 +163,16 @@ def _contradictions(settings: Settings) -> list[tuple[set[str], str]]:
     at_most("learn.batch_ratings", "learn.max_batch", "the new ratings of an update must fit into it")
     at_most("learn.live_kl_max", "gate.live_kl_max", "the gate would refuse updates that the trainer allows")
     at_most("serve.default_max_tokens", "serve.context_tokens", "an answer must fit into the context")
+    at_most("practice.max_tokens", "serve.context_tokens", "an answer must fit into the context")
+    at_most("practice.group_size", "learn.max_batch", "a group must fit into an update")
     source = settings.reward.source
     if source in _SOURCE_NEEDS and not getattr(settings.reward, needed := _SOURCE_NEEDS[source]):
         keys = {"reward.source", f"reward.{needed}"}
         found.append((keys, f'reward.{needed}: got "", expected a value: reward.source is "{source}"'))
-    elif source != "feedback":
-        why = "nothing asks a judge in this version, so the key would do nothing"
-        found.append(({"reward.source"}, f'reward.source: got "{source}", expected "feedback": {why}'))
+    if source != "feedback" and not learns_from_judged(settings.learn.objectives):
+        names, judged = ", ".join(settings.learn.objectives), ", ".join(JUDGED)
+        line = f"learn.objectives: got {names}, expected one of {judged} among them: "
+        found.append(({"learn.objectives", "reward.source"}, line + f'reward.source is "{source}"'))
     for pins, device in (("serve", "serve_device"), ("actor", "train_device")):
         pinned, named = getattr(settings.placement, pins), getattr(settings.placement, device)
         if pinned and named != "auto":

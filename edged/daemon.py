@@ -144,6 +144,7 @@ class Daemon:
                     tasks.create_task(_again_and_again("scorer", self._parts.scorer.run)),
                     tasks.create_task(_again_and_again("tokenising", self._parts.tokenising.run)),
                     tasks.create_task(_again_and_again("reference", self._parts.reference.run)),
+                    tasks.create_task(_again_and_again("practice", self._parts.practice.run)),
                     tasks.create_task(self._report(), name="report"),
                 ]
                 code = await self._serve_until_stopped()
@@ -233,6 +234,7 @@ class Daemon:
         self._parts.answers.close("the daemon is stopping; ask again in a moment")
         self._parts.events.close()
         self._parts.train_worker.unwant()
+        self._parts.practice.close()
         self._parts.routing.close()
         await server.drain(self._settings.api.drain_s)
         self._parts.answers.cancel_all()
@@ -262,6 +264,8 @@ class Daemon:
             if needs_restart:
                 log.warning("these keys change at the next start only: %s", ", ".join(needs_restart))
             self._parts.learner.wake()
+            self._parts.reference.wake()
+            self._parts.practice.changed()
         if self._is_announced:
             self._notifier.ready(status.one_line(self._parts.parts()))
 

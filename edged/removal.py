@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from edged.records import Caller, Episode, EpisodeScore, Feedback
+from edged.records import Caller, Episode, EpisodeOrigin, EpisodeScore, Feedback
 
 
 class Book(Protocol):
     """The store's side (`edged.store.episodes`)."""
 
     async def list(
-        self, *, after: int, limit: int, version: int | None, rated: bool | None
+        self, *, after: int, limit: int, version: int | None, rated: bool | None, origin: EpisodeOrigin = "user"
     ) -> list[tuple[Episode, Feedback | None, EpisodeScore | None]]: ...
 
     async def delete_user(self, user: str, *, caller: Caller) -> int: ...

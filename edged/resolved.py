@@ -15,9 +15,11 @@ from edged.learn.gate import Limits as GateLimits
 from edged.learn.judging import JudgingRules
 from edged.learn.learner import LearnSettings
 from edged.learn.plan import Rules
+from edged.learn.practice import Rules as PracticeRules
+from edged.learn.practising import PracticeSettings
 from edged.learn.probes import PROBES
 from edged.learn.proving import ProvingSettings
-from edged.settings import Settings
+from edged.settings import Settings, learns_from_judged
 from edged.system.supervise import Limits as WorkerLimits
 from engine import placement, protocol
 
@@ -113,6 +115,28 @@ def judging(settings: Settings) -> JudgingRules:
     """`[reward]` for the client of the score worker."""
     return JudgingRules(
         **{field.name: getattr(settings.reward, field.name) for field in dataclasses.fields(JudgingRules)}
+    )
+
+
+def practising(settings: Settings) -> PracticeSettings:
+    """`[practice]` for the shell of practice mode."""
+    section, learn = settings.practice, settings.learn
+    off = ""
+    if settings.reward.source == "feedback":
+        off = "no judge is configured (reward.source)"
+    elif not learn.enabled:
+        off = "learn.enabled is false"
+    elif not learns_from_judged(learn.objectives):
+        off = "no objective of learn.objectives learns from judged answers"
+    return PracticeSettings(
+        rules=PracticeRules(
+            off=off, idle_s=section.idle_s, round_prompts=section.round_prompts, updates_max=section.max_updates
+        ),
+        group_size=section.group_size,
+        max_tokens=section.max_tokens,
+        prompts_file=section.prompts_file,
+        at_once=max(1, settings.serve.slots // section.group_size),
+        seed=learn.seed,
     )
 
 

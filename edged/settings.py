@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -149,6 +150,15 @@ def parse_objectives(value: Any) -> dict[str, float]:
     return {name: float(weight) for name, weight in value.items()}
 
 
+# The objectives that learn from answers which a judge rewarded, without a person's words.
+JUDGED = tuple(name for name, feed in OBJECTIVES.items() if feed in ("rated", "groups", "thumbs"))
+
+
+def learns_from_judged(objectives: Mapping[str, float]) -> bool:
+    """Whether one of them is in JUDGED."""
+    return bool(objectives.keys() & set(JUDGED))
+
+
 Objectives = Annotated[dict[str, float], PlainValidator(parse_objectives)]
 
 
@@ -234,7 +244,7 @@ class RewardSection(Section):
     clip: float = _key(1.0, "Rewards are cut to plus or minus this, in rating units.", gt=0, le=100, live=True)
     source: Literal["feedback", "function", "http", "classifier", "fitted"] = _key(
         "feedback",
-        'Judge of answers that nobody has rated; only "feedback", which is none, is carried out so far.',
+        'Judge of answers that nobody has rated; "feedback": none. With one the box practises while it is idle.',
     )
     function: str = _key(
         "",
@@ -271,6 +281,27 @@ class RewardSection(Section):
         30.0, "Seconds for such a batch; a judge that takes longer is killed.", ge=0.1, le=3600, live=True
     )
     start_timeout_s: float = _key(120.0, "Seconds in which the judge must be ready.", ge=1, le=3600)
+
+
+class PracticeSection(Section):
+    """What the box does while nobody needs it, if `[reward] source` names a judge."""
+
+    idle_s: float = _key(
+        30.0, "Seconds without a request or an update after which it begins.", ge=0, le=86_400, live=True
+    )
+    round_prompts: int = _key(4, "Different prompts that a round answers.", ge=1, le=1024, live=True)
+    group_size: int = _key(4, "Answers to each of them, which are compared.", ge=2, le=64, live=True)
+    max_tokens: int = _key(128, "Tokens of such an answer at most.", ge=1, le=2**20, live=True)
+    max_updates: int = _key(
+        8,
+        "Practice updates in a row without a rating by a person; then it waits for one.",
+        ge=1,
+        le=1_000_000,
+        live=True,
+    )
+    prompts_file: str = _key(
+        "", "Prompts, one a line, besides those of users' latest requests; empty: none.", live=True
+    )
 
 
 _FLUENCY_PROMPTS = (
@@ -382,6 +413,7 @@ class Settings(Section):
     serve: ServeSection = ServeSection()
     learn: LearnSection = LearnSection()
     reward: RewardSection = RewardSection()
+    practice: PracticeSection = PracticeSection()
     gate: GateSection = GateSection()
     placement: PlacementSection = PlacementSection()
     api: ApiSection = ApiSection()

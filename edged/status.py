@@ -9,8 +9,9 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from edged.records import Anchor, Live, Update, WrittenCounts
+from edged.records import Anchor, Live, PracticeCounts, Update, WrittenCounts
 from edged.times import rfc3339
+from engine import protocol
 
 # What `edged.serve` counts, in words.
 COUNTER_HELP = {
@@ -31,6 +32,18 @@ class WorkerView:
     rss_bytes: int
     busy: str
     restarts: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PracticeView:
+    """Where practice stands. detail: the judge's newest failure, for people. fitted: what a judge that is fitted to the
+    box's ratings is worth; None for another one, or before it was fitted."""
+
+    state: str
+    why: str
+    counts: PracticeCounts
+    detail: str
+    fitted: protocol.FitReport | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +69,7 @@ class Parts:
     latest: Update | None
     reference: int
     anchor: Anchor | None
+    practice: PracticeView
     dropped: Mapping[str, int]
     written: WrittenCounts
     active: int
@@ -93,6 +107,7 @@ def status(parts: Parts) -> dict[str, Any]:
             "updates_total": parts.updates_total,
             "last_update": None if latest is None else last_update(latest),
             "reference": reference_object(parts.reference, parts.anchor),
+            "practice": practice_object(parts.practice),
             "dropped": dict(parts.dropped),
             "pairs": {"waiting": parts.written.pairs_waiting, "used": parts.written.pairs_used},
             "corrections": {
@@ -120,6 +135,33 @@ def reference_object(version: int, anchor: Anchor | None) -> dict[str, Any]:
             "mean_rating": anchor.mean_rating,
         }
     return {"version": version, "moved": moved}
+
+
+def practice_object(view: PracticeView) -> dict[str, Any]:
+    """What the box does on its own: counts since the state folder was made, and what waits now."""
+    counts, report = view.counts, view.fitted
+    return {
+        "state": view.state,
+        "why": view.why,
+        "rounds": counts.rounds,
+        "answers": counts.answers,
+        "judged": counts.rewards,
+        "waiting": {"for_judge": counts.unjudged, "for_update": counts.judged},
+        "updates": counts.updates,
+        "updates_in_a_row": counts.in_a_row,
+        "reasons": counts.reasons,
+        "skipped": counts.skipped,
+        "detail": view.detail,
+        "fitted": None
+        if report is None
+        else {
+            "ratings": report.n_ratings,
+            "accuracy": report.accuracy,
+            "in_use": report.used,
+            "head": report.head,
+            "why": report.why,
+        },
+    }
 
 
 def last_update(update: Update) -> dict[str, Any]:
@@ -184,6 +226,7 @@ class _Families:
             dropped.add_metric([reason], count)
         yield dropped
         yield from self._written()
+        yield from self._practice()
         yield _gauge("edged_store_episodes", "Episodes that are stored.", parts.episodes)
         yield _gauge("edged_store_feedback", "Feedback rows that are stored, replaced ones included.", parts.feedback)
         yield _gauge("edged_store_ratings", "Ratings that count now, the newest of each choice.", parts.ratings)
@@ -200,6 +243,27 @@ class _Families:
             family = GaugeMetricFamily(f"edged_learner_{kind}", f"Stored {kind}, by state.", labels=["state"])
             family.add_metric(["waiting"], waiting)
             family.add_metric(["used"], used)
+            yield family
+
+    def _practice(self) -> Iterator[Metric]:
+        counts = self._parts.practice.counts
+        yield CounterMetricFamily("edged_practice_rounds", "Rounds of practice.", value=counts.rounds)
+        yield CounterMetricFamily(
+            "edged_practice_answers", "Answers that were sampled in practice.", value=counts.answers
+        )
+        yield CounterMetricFamily(
+            "edged_practice_judged", "Of those, the ones that got a reward.", value=counts.rewards
+        )
+        yield CounterMetricFamily(
+            "edged_practice_updates", "Updates of practice that have a verdict, whichever it is.", value=counts.updates
+        )
+        for name, text, reasons in (
+            ("failures", "What got no reward, or a cut one, by reason.", counts.reasons),
+            ("skipped", "Judged answers that no update can use, by reason.", counts.skipped),
+        ):
+            family = CounterMetricFamily(f"edged_practice_{name}", text, labels=["reason"])
+            for reason, count in reasons.items():
+                family.add_metric([reason], count)
             yield family
 
     def _workers(self) -> Iterator[Metric]:

@@ -30,6 +30,7 @@ COMPOSITION_ROOTS = (
     "edged.__main__",
     "edged.assembly",
     "edged.daemon",
+    "edged.practice_parts",
     "edged.resolved",
     "edged.cli",
     "edged.bench",

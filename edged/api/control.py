@@ -17,7 +17,7 @@ from edged.api.feedback import feedback_object
 from edged.api.peer import shutdown_of
 from edged.api.ports import Control, EpisodeBook, KeyRing
 from edged.api.streaming import EventStream, sse_event
-from edged.records import ApiKey, Caller, Episode, EpisodeScore, Feedback, Scope, Update
+from edged.records import ApiKey, Caller, Episode, EpisodeOrigin, EpisodeScore, Feedback, Scope, Update
 
 HEARTBEAT_S = 15.0  # proxies close a stream that is silent for a minute or so
 LIST_MAX = 1000
@@ -117,8 +117,9 @@ def record_routes(episodes: EpisodeBook, access: Access) -> APIRouter:
         limit: Limit = 100,
         version: Annotated[int | None, Query(ge=0, le=INT64_MAX)] = None,
         rated: bool | None = None,
+        origin: EpisodeOrigin = "user",
     ) -> dict[str, Any]:
-        rows = await episodes.list(after=after, limit=limit + 1, version=version, rated=rated)
+        rows = await episodes.list(after=after, limit=limit + 1, version=version, rated=rated, origin=origin)
         data = [episode_object(*row) for row in rows[:limit]]
         return {"object": "list", "data": data, "has_more": len(rows) > limit}
 
@@ -179,10 +180,13 @@ async def _event_frames(control: Control, unheard: frozenset[str], closing: asyn
 
 
 def update_object(update: Update) -> dict[str, Any]:
-    """An update without its lists of episodes, which it counts: `ratings` new ones and `replayed` older ones."""
+    """An update without its lists of episodes, which it counts: new `ratings` or `judged` answers of practice, and
+    `replayed` older ratings."""
     fields = dataclasses.asdict(update)
     new, replayed = fields.pop("new_episode_ids"), fields.pop("replay_episode_ids")
-    return {"object": "update", **fields, "ratings": len(new), "replayed": len(replayed)}
+    by_people = update.origin == "ratings"
+    counts = {"ratings": len(new) if by_people else 0, "judged": 0 if by_people else len(new)}
+    return {"object": "update", **fields, **counts, "replayed": len(replayed)}
 
 
 def episode_object(episode: Episode, feedback: Feedback | None, score: EpisodeScore | None) -> dict[str, Any]:
@@ -202,6 +206,7 @@ def episode_object(episode: Episode, feedback: Feedback | None, score: EpisodeSc
         "finish_reason": episode.finish_reason,
         "temperature": episode.temperature,
         "user": episode.user,
+        "origin": episode.origin,
         "metadata": episode.metadata,
         "feedback": None if feedback is None else feedback_object(feedback),
         "score": None

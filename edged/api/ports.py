@@ -17,6 +17,7 @@ from edged.records import (
     AuditEntry,
     Caller,
     Episode,
+    EpisodeOrigin,
     EpisodeScore,
     Feedback,
     Live,
@@ -92,7 +93,7 @@ class EpisodeBook(Protocol):
     """The recorded answers."""
 
     async def list(
-        self, *, after: int, limit: int, version: int | None, rated: bool | None
+        self, *, after: int, limit: int, version: int | None, rated: bool | None, origin: EpisodeOrigin = "user"
     ) -> list[tuple[Episode, Feedback | None, EpisodeScore | None]]:
         """Episodes with id > after, oldest first, with the feedback that counts and the trainer's score, if any."""
         ...

@@ -67,6 +67,9 @@ def status_text(status: dict[str, Any]) -> str:
             f"{store.get('ratings', 0)} current ratings",
         ],
     ]
+    practice = learner.get("practice", {})
+    if practice.get("state", "off") != "off":
+        rows.append(["practice", practice_text(practice)])
     if last := learner.get("last_update"):
         rows.append(["last update", update_text(last)])
     if dropped := learner.get("dropped"):
@@ -87,6 +90,18 @@ def learner_text(learner: dict[str, Any]) -> str:
     progress = learner.get("progress")
     stage = f" ({progress['stage']} {progress['done']}/{progress['total']})" if progress else ""
     return f"{state}{stage}, {learner.get('updates_total', 0)} updates{waits}"
+
+
+def practice_text(practice: dict[str, Any]) -> str:
+    """What the box does on its own, in a line."""
+    why = f" ({practice['why']})" if practice.get("why") else ""
+    judged = f"{practice.get('judged', 0)} of {practice.get('answers', 0)} answers judged"
+    text = (
+        f"{practice['state']}{why}, {practice.get('rounds', 0)} rounds, {judged}, {practice.get('updates', 0)} updates"
+    )
+    if fitted := practice.get("fitted"):
+        text += f", the judge is {'' if fitted['in_use'] else 'not '}in use after {fitted['ratings']} ratings"
+    return text
 
 
 def update_text(update: dict[str, Any]) -> str:

@@ -15,15 +15,15 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from edged.failure import WorkerFault
-from edged.learn import plan, reward
+from edged.learn import plan, practice, reward
 from edged.learn.folders import Folders
 from edged.learn.forgetting import without_removed
-from edged.learn.ports import EpisodeShelf, LineageBook, RatingsBook, UpdateBook, WrittenBook
+from edged.learn.ports import EpisodeShelf, LineageBook, PracticeBook, RatingsBook, UpdateBook, WrittenBook
 from edged.learn.scoring import tokens_of
 from edged.learn.trainer import Trainer
 from edged.learn.updating import LEARNER, PutOff, Updater
 from edged.learn.written import BASE, pairs_and_corrections, without_sampler
-from edged.records import Episode, RatedChoice, Update, WrittenCounts
+from edged.records import Episode, RatedChoice, Update, UpdateOrigin, WrittenCounts
 from engine import protocol
 
 log = logging.getLogger(__name__)
@@ -70,6 +70,7 @@ class Learner:
         ratings: RatingsBook,
         episodes: EpisodeShelf,
         written: WrittenBook,
+        practice_book: PracticeBook,
         updates: UpdateBook,
         lineage: LineageBook,
         folders: Folders,
@@ -84,6 +85,7 @@ class Learner:
         self._ratings = ratings
         self._episodes = episodes
         self._written = written
+        self._practice_book = practice_book
         self._updates = updates
         self._lineage = lineage
         self._folders = folders
@@ -92,6 +94,7 @@ class Learner:
         self._on_change = on_change
         self._on_finished = on_finished
         self._awake = asyncio.Event()
+        self._practised: asyncio.Future[bool] | None = None  # somebody waits for a practice update
         self._held_until = 0.0  # monotonic: a clock that is set back must not make it a day
         self._held_why = ""
         self._hold_s = HOLD_FIRST_S
@@ -120,6 +123,8 @@ class Learner:
             if decision.makes_update:
                 self.switches.asked = False
                 await self._begin(decision, view)
+            elif self._practised is not None:
+                await self._practise(decision, view)
             elif not decision.drops:  # after drops the next rows come into view
                 await self._sleep(decision.wake_at)
 
@@ -135,6 +140,38 @@ class Learner:
         """Plan no update while paused; one that runs is finished."""
         self.switches.paused = paused
         self.wake()
+
+    async def practise(self) -> bool:
+        """Make an update of what was judged in practice, once no rating waits for one; whether it came to a verdict or
+        there is nothing to make one of. Cancelling takes the wish back, not an update that has begun."""
+        self._practised = asyncio.get_running_loop().create_future()
+        self.wake()
+        return await self._practised
+
+    async def _practise(self, decision: plan.Decision, view: plan.View) -> None:
+        waiting, self._practised = self._practised, None
+        if waiting is None or waiting.done():
+            return
+        try:
+            made = await self._practice_update(decision, view)
+        except BaseException as error:
+            if not waiting.done():
+                waiting.set_exception(error) if isinstance(error, Exception) else waiting.cancel()
+            raise
+        if not waiting.done():
+            waiting.set_result(made)
+
+    async def _practice_update(self, decision: plan.Decision, view: plan.View) -> bool:
+        if decision.state == "paused" or time.monotonic() < self._held_until or not self._probes():
+            return False
+        rules = self._settings().rules
+        picked = practice.pick(await self._practice_book.judged(self._base_sha256), view, rules)
+        await self._practice_book.skip([(choice.episode_id, reason) for choice, reason in picked.skipped])
+        if not picked.batch:
+            return True
+        batch = dataclasses.replace(decision, batch=picked.batch, written=())
+        finished = await self._begin(batch, view, origin="practice")
+        return finished is not None and finished.verdict != "skipped"
 
     async def ask(self) -> tuple[bool, str]:
         """Make an update now of what there is; whether there will be one, and why (not)."""
@@ -218,13 +255,15 @@ class Learner:
             self.state, self.why, self.progress = state, why, None
             self._on_change()
 
-    async def _begin(self, decision: plan.Decision, view: plan.View) -> None:
-        """Plan an update on disk, and carry it."""
+    async def _begin(self, decision: plan.Decision, view: plan.View, origin: UpdateOrigin = "ratings") -> Update | None:
+        """Plan an update on disk, and carry it. What a judge rewarded is not mixed with what people rated before."""
         settings = self._settings()
         live = self._lineage.live()
         seed = settings.seed + view.newest_version + 1
         oldest = max(0, view.newest_version - settings.rules.staleness)
-        used = await self._ratings.used_rated(oldest, UNUSED_ROWS, base_sha256=self._base_sha256)
+        used: Sequence[RatedChoice] = ()
+        if origin == "ratings":
+            used = await self._ratings.used_rated(oldest, UNUSED_ROWS, base_sha256=self._base_sha256)
         n_new = len(decision.batch) + len(decision.written)
         replayed = plan.replay(used, n_new=n_new, seed=seed, view=view, rules=settings.rules)
         again = plan.replay_written(
@@ -238,39 +277,42 @@ class Learner:
             seed=seed,
             new_episode_ids=[choice.episode_id for choice in decision.batch],
             replay_episode_ids=[choice.episode_id for choice in replayed],
-            new_feedback_ids=[choice.feedback_id for choice in decision.batch],
+            new_feedback_ids=[choice.feedback_id for choice in decision.batch if choice.feedback_id],
             new_written_ids=[one.id for one in decision.written],
             now=time.time(),
+            origin=origin,
         )
         written_ids = [one.id for one in (*decision.written, *again)]
         job = await self._job(update, decision.batch, replayed, written_ids, view, settings)
         await asyncio.to_thread(self._folders.write_job, update.id, job)
         came_at = [choice.rated_at for choice in decision.batch] + [one.written_at for one in decision.written]
-        await self._carry(update, max(came_at))
+        return await self._carry(update, max(came_at) if origin == "ratings" else None)
 
-    async def _carry(self, update: Update, rated_at: float | None = None) -> None:
+    async def _carry(self, update: Update, rated_at: float | None = None) -> Update | None:
+        """The update with its verdict; None if it was given back."""
         try:
             job = await asyncio.to_thread(self._folders.read_job, update.id)
         except protocol.WireError as error:
             await self._give_back(update, f"its job cannot be read: {error}")
-            return
+            return None
         if job is None:
             await self._give_back(update, "cut off before its job was written")
-            return
+            return None
         if job.base_sha256 != self._base_sha256:
             await self._give_back(update, "it was planned on another base model than the one that is served")
-            return
+            return None
         job = await without_removed(update.id, job, self._episodes, self._written, self._folders)
         try:
             finished = await self._updater.carry(update, job, rated_at)
         except WorkerFault as fault:
             await self._put_off(update, f"the train worker cannot run: {fault}")
-            return
+            return None
         except PutOff as short:
             await self._put_off(update, f"the machine could not make it: {short}")
-            return
+            return None
         self._hold_s = HOLD_FIRST_S
         self._tell(finished)
+        return finished
 
     async def _put_off(self, update: Update, why: str) -> None:
         """Give an update back, and make none for a while: what was lacking comes back, or somebody sees it."""

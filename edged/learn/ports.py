@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from edged.records import (
@@ -10,10 +10,14 @@ from edged.records import (
     Caller,
     Episode,
     EpisodeScore,
+    JudgedAnswer,
     Live,
+    PracticeCounts,
+    PracticePrompt,
     PublishedAdapter,
     RatedChoice,
     Update,
+    UpdateOrigin,
     UpdateState,
     Verdict,
     Written,
@@ -77,6 +81,40 @@ class WrittenBook(Protocol):
     async def counts(self) -> WrittenCounts: ...
 
 
+class PracticeBook(Protocol):
+    """The store's answers of practice. base_sha256: only those sampled on this base model."""
+
+    async def counts(self, base_sha256: str) -> PracticeCounts: ...
+
+    async def prompts(self, limit: int, base_sha256: str) -> list[PracticePrompt]:
+        """Different prompts of users, the one that was asked last first."""
+        ...
+
+    async def begin_round(self) -> None: ...
+
+    async def add_group(self, answers: Sequence[Episode], *, prompt_of: int | None, answers_to: str) -> bool:
+        """All answers to one prompt, together; False if the episode that the prompt was taken from is gone."""
+        ...
+
+    async def fail(self, reason: str) -> None:
+        """Count something that gave no answers to judge."""
+        ...
+
+    async def unjudged(self, base_sha256: str) -> list[Episode]: ...
+
+    async def set_rewards(self, rewards: Iterable[tuple[int, float | None, str | None]], *, now: float) -> None:
+        """Keep what the judge said: (episode id, reward, reason)."""
+        ...
+
+    async def judged(self, base_sha256: str) -> list[JudgedAnswer]:
+        """Answers with a reward that no update has used, oldest first."""
+        ...
+
+    async def skip(self, skipped: Iterable[tuple[int, str]]) -> None:
+        """Never train on these: (episode id, reason)."""
+        ...
+
+
 class Tokeniser(Protocol):
     """The serve worker's tokeniser (`edged.serve.tokenising`)."""
 
@@ -110,6 +148,7 @@ class UpdateBook(Protocol):
         new_feedback_ids: Sequence[str],
         now: float,
         new_written_ids: Sequence[int] = (),
+        origin: UpdateOrigin = "ratings",
     ) -> Update: ...
 
     async def set_state(self, update_id: int, state: UpdateState, attempts: int | None = None) -> Update: ...

@@ -62,13 +62,16 @@ class Answers:
         engine: Engine,
         episodes: EpisodeSink,
         on_episode: Callable[[int, Episode], None],
+        on_load: Callable[[], None] = lambda: None,
     ) -> None:
+        """on_load: called when an answer has come or gone, before the worker hears of one that has come."""
         self._serving = serving
         self._limits = limits
         self._default_max_tokens = default_max_tokens
         self._engine = engine
         self._episodes = episodes
         self._on_episode = on_episode
+        self._on_load = on_load
         self._ready = asyncio.Event()
         self._answers: dict[str, _Answer] = {}
         self._idle = asyncio.Event()
@@ -118,6 +121,7 @@ class Answers:
         answer = _Answer(ask)
         self._answers[ask.completion_id] = answer
         self._idle.clear()
+        self._on_load()
         task = asyncio.create_task(self._drive(answer), name=f"answer {ask.completion_id}")
         answer.task = task
         task.add_done_callback(_forget)
@@ -217,6 +221,7 @@ class Answers:
             if not self._answers:
                 self._idle.set()
             answer.events.put_nowait(None)
+            self._on_load()
 
     async def _run(self, answer: _Answer) -> bool:
         """One run on one worker; False if the worker died before anything was shown."""

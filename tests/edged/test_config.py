@@ -17,7 +17,7 @@ from edged.config import ConfigError, Settings, TcpListen, UnixListen
 from edged.settings import UNIX_PATH_MAX_BYTES
 
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "edged.toml"
-SECTIONS = "model, lora, serve, learn, reward, gate, placement, api, store, log"
+SECTIONS = "model, lora, serve, learn, reward, practice, gate, placement, api, store, log"
 DOTTED_KEYS = [f"{section}.{key}" for section, key, _ in config.all_keys()]
 
 
@@ -130,6 +130,10 @@ def test_five_mistakes_are_all_told_at_once(tmp_path: Path) -> None:
             'reward.url: got "localhost:8000", expected an address that begins with http:// or https://',
         ),
         (
+            "[practice]\ngroup_size = 20\n[learn]\nmax_batch = 16",
+            "practice.group_size: got 20, expected <= learn.max_batch (16): a group must fit into an update",
+        ),
+        (
             "[reward]\nfitted_accuracy_min = 0.4",
             "reward.fitted_accuracy_min: got 0.4, expected a number >= 0.5 and < 1",
         ),
@@ -160,13 +164,15 @@ def test_a_contradiction_is_not_told_of_keys_that_are_wrong_themselves(tmp_path:
         ("fitted", ""),
     ],
 )
-def test_a_judge_that_nothing_would_ask_is_refused_and_not_taken_in_silence(
+def test_a_judge_is_taken_where_an_objective_learns_from_it_and_refused_where_none_does(
     source: str, rest: str, tmp_path: Path
 ) -> None:
-    assert problems(f"[reward]\nsource = '{source}'\n{rest}", tmp_path) == [
-        f'reward.source: got "{source}", expected "feedback": nothing asks a judge in this version, so the key would do'
-        " nothing"
-    ]
+    judge = f"[reward]\nsource = '{source}'\n{rest}"
+    file = tmp_path / "edged.toml"
+    file.write_text(judge)
+    assert config.load(file).reward.source == source
+    (problem,) = problems(f"[learn]\nobjectives = {{ dpo = 1.0 }}\n{judge}", tmp_path)
+    assert "expected one of ppo, reinforce_pp, grpo, rloo, kto among them" in problem
 
 
 def test_a_syntax_error_is_told_with_its_line(tmp_path: Path) -> None:

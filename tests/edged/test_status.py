@@ -12,8 +12,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from edged import status
-from edged.records import Live, Update, WrittenCounts
-from edged.status import Parts, WorkerView
+from edged.records import Anchor, Live, PracticeCounts, Update, WrittenCounts
+from edged.status import Parts, PracticeView, WorkerView
+from engine import protocol
 
 UPDATE = Update(
     id=3,
@@ -49,7 +50,27 @@ def parts(**changes: Any) -> Parts:
         "updates_total": 7,
         "latest": UPDATE,
         "reference": 0,
-        "anchor": None,
+        "anchor": Anchor(
+            version=2, since=50.0, ratings=130, mean_rating=0.5, before=0, configured=0, base_sha256="a" * 64
+        ),
+        "practice": PracticeView(
+            state="waiting",
+            why="people are served",
+            counts=PracticeCounts(
+                rounds=3,
+                answers=48,
+                rewards=40,
+                unjudged=4,
+                updates=2,
+                in_a_row=1,
+                reasons={"judge_timeout": 8},
+                skipped={"equal_rewards": 4},
+            ),
+            detail="too slow",
+            fitted=protocol.FitReport(
+                n_ratings=40, n_pairs=90, head="ridge", accuracy=0.8, chance_se=0.05, used=True, why="it is used"
+            ),
+        ),
         "written": WrittenCounts(pairs_waiting=2, pairs_used=3, corrections_waiting=1),
         "dropped": {"greedy": 2, "stale": 1},
         "active": 3,
@@ -91,6 +112,25 @@ def test_a_status_has_everything_that_the_contract_names() -> None:
     assert {"name", "pid", "state", "rss_bytes"} <= body["workers"][0].keys()
     assert {"state"} <= body["sync"].keys()
     assert "energy" in body
+
+
+def test_a_status_shows_what_practice_has_come_to_and_what_its_judge_is_worth() -> None:
+    practice = status.status(parts())["learner"]["practice"]
+    assert (practice["state"], practice["why"]) == ("waiting", "people are served")
+    assert (practice["rounds"], practice["answers"], practice["judged"], practice["updates"]) == (3, 48, 40, 2)
+    assert practice["waiting"] == {"for_judge": 4, "for_update": 0}
+    assert (practice["reasons"], practice["skipped"]) == ({"judge_timeout": 8}, {"equal_rewards": 4})
+    fitted = practice["fitted"]
+    assert (fitted["ratings"], fitted["accuracy"], fitted["in_use"]) == (40, 0.8, True)
+    found = samples(parts())
+    assert found["edged_practice_judged_total", ()] == 40
+    assert found["edged_practice_failures_total", (("reason", "judge_timeout"),)] == 8
+
+
+def test_a_status_shows_where_the_reference_moved_and_that_it_did_not() -> None:
+    moved = {"since": "1970-01-01T00:00:50.000Z", "from": 0, "ratings": 130, "mean_rating": 0.5}
+    assert status.status(parts(reference=2))["learner"]["reference"] == {"version": 2, "moved": moved}
+    assert status.status(parts(anchor=None))["learner"]["reference"] == {"version": 0, "moved": None}
 
 
 def test_a_status_is_plain_json() -> None:

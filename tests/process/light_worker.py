@@ -1,9 +1,9 @@
 """The smallest honest worker: the whole protocol of both roles without a model.
 
-`python -P light_worker.py serve|train`. Answers are words drawn from a hash of prompt, version, seed and choice; the
-canary is a function of the version alone, so that both roles agree on it. Adapters are real folders with tiny real
-weights. Everything about the process is real: link, beats, exit codes, swaps (`engine.generate.swap`), job folders and
-their rename.
+`python -P light_worker.py serve|train|score`, of which score is the real one. Answers are words drawn from a hash of
+prompt, version, seed and choice; the canary is a function of the version alone, so that both roles agree on it.
+Adapters are real folders with tiny real weights. Everything about the process is real: link, beats, exit codes, swaps
+(`engine.generate.swap`), job folders and their rename.
 
 Environment:
     EDGED_LIGHT_TOKEN_S      seconds a token takes (0)
@@ -504,6 +504,8 @@ class Train:
 
 
 def main(role: str) -> int:
+    if role == "score":
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "engine.worker", role])
     logs.configure_from_environment()
     log.info("a light %s worker starts", role)
     if not tie_to_daemon():

@@ -74,10 +74,22 @@ function showLearner(learner) {
   byId("pause").textContent = paused ? "Resume" : "Pause";
   byId("pause").dataset.path = paused ? "/v1/resume" : "/v1/pause";
   byId("train").disabled = paused || learner.state === "training" || learner.state === "gating";
+  const practice = learner.practice;
+  byId("practice").hidden = !practice || practice.state === "off";
+  if (practice) byId("practice").textContent = practiceSentence(practice);
   const last = learner.last_update;
   const trouble = last && (last.verdict === "refused" || last.verdict === "failed");
   byId("last-refusal").hidden = !trouble;
   if (trouble) byId("last-refusal").textContent = `The last candidate (v${last.version}) was ${last.verdict === "failed" ? "not made" : "refused"}: ${last.reason}`;
+}
+
+function practiceSentence({ state, why, judged, updates }) {
+  const sofar = `${judged} of its own answers judged, ${updates} ${updates === 1 ? "update" : "updates"} of them so far.`;
+  switch (state) {
+    case "limit": return `Practice waits for a rating of yours. ${capital(sofar)}`;
+    case "waiting": return `Practice waits: ${why}. ${capital(sofar)}`;
+    default: return `Practising while nobody asks (${state}). ${capital(sofar)}`;
+  }
 }
 
 function learnerSentence(learner) {
@@ -121,7 +133,8 @@ function updateRow(update) {
   const facts = [];
   const reward = update.metrics[REWARD];
   if (Number.isFinite(reward)) facts.push(`mean reward ${signed(reward)}`);
-  facts.push(`${update.ratings} ratings${update.replayed ? ` and ${update.replayed} older` : ""}`);
+  facts.push(update.origin === "practice" ? `${update.judged} answers of practice`
+    : `${update.ratings} ratings${update.replayed ? ` and ${update.replayed} older` : ""}`);
   if (finished && update.finished_at) facts.push(`${(update.finished_at - update.created_at).toFixed(1)} s`);
   return element("li", {},
     element("span", { class: "what" }, `Update ${update.id}`, element("span", { class: `badge ${tone}` }, word)),

@@ -175,13 +175,14 @@ class Episodes:
         self._book = book
 
     async def list(
-        self, *, after: int, limit: int, version: int | None, rated: bool | None
+        self, *, after: int, limit: int, version: int | None, rated: bool | None, origin: str = "user"
     ) -> list[tuple[Episode, Feedback | None, EpisodeScore | None]]:
         counting = {(row.completion_id, row.choice): row for row in self._book.rows}
         found: list[tuple[Episode, Feedback | None, EpisodeScore | None]] = []
         for e in self._book.episodes:
             row = counting.get((e.completion_id, e.choice))
-            if e.id > after and version in (None, e.version) and rated in (None, row is not None):
+            fits = e.origin == origin and version in (None, e.version) and rated in (None, row is not None)
+            if e.id > after and fits:
                 score = EpisodeScore(
                     episode_id=e.id, reference_version=0, reference_logprob=-1.5, kl=0.01, engine_gap=None
                 )

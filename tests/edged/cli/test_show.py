@@ -42,6 +42,15 @@ def test_the_learner_shows_its_progress_and_what_it_waits_for() -> None:
     assert show.learner_text(waiting) == "waiting for contrast, 0 updates, 4 more ratings until the next update"
 
 
+def test_practice_is_shown_where_there_is_some_with_what_its_judge_is_worth() -> None:
+    practice = {"state": "waiting", "why": "people are served", "rounds": 2, "answers": 8, "judged": 7, "updates": 1}
+    line = "waiting (people are served), 2 rounds, 7 of 8 answers judged, 1 updates"
+    assert show.practice_text(practice) == line
+    fitted = {"in_use": False, "ratings": 20}
+    assert show.practice_text({**practice, "fitted": fitted}) == f"{line}, the judge is not in use after 20 ratings"
+    assert "practice" not in show.status_text({"learner": {"practice": {"state": "off", "why": "no judge"}}})
+
+
 def test_a_version_is_shown_with_its_metrics_and_a_diff_with_the_largest_module_first() -> None:
     text = version_text({"version": 2, "created_at": 1_700_000_000.0, "folder": None, "metrics": {"kl/live": 0.12345}})
     assert "0.1235" in text or "0.1234" in text

@@ -295,6 +295,7 @@ class Box:
             ratings=store.feedback,
             episodes=store.episodes,
             written=store.written,
+            practice_book=store.practice,
             updates=store.updates,
             lineage=store.lineage,
             folders=self.folders,
