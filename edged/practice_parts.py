@@ -6,6 +6,7 @@ worker, and everything here does nothing.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -81,8 +82,10 @@ class PracticeParts:
         )
 
     async def run(self) -> None:
-        """Until cancelled; at once if nothing judges."""
-        if self._practising is not None:
+        """Until cancelled."""
+        if self._practising is None:
+            await asyncio.Event().wait()
+        else:
             await self._practising.run()
 
     def view(self) -> status.PracticeView:

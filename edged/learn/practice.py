@@ -54,8 +54,9 @@ class Rules:
 class State:
     """users: requests under way. blocked: why nothing may begin, besides users; "" if nothing speaks against it.
 
-    quiet_since: since when neither was the case. leaving: sampling was told to stop. counts: None when they are not
-    known any more. ready: the judge said that it can be asked. hold_s: how long the next failure holds.
+    quiet_since: since when neither was the case, and no practice update was made. leaving: sampling was told to stop.
+    counts: None when they are not known any more. ready: the judge said that it can be asked. hold_s: how long the next
+    failure holds.
     """
 
     doing: Doing = ""
@@ -179,7 +180,7 @@ def step(state: State, event: Event, now: float, rules: Rules) -> tuple[State, t
 
 
 def wake_at(state: State, now: float, rules: Rules) -> float | None:
-    """When time alone can change what is done; None if only events can."""
+    """When time alone can change what is done; None if only events can. now: of the latest `step`."""
     if state.doing or rules.off or not _is_quiet(state):
         return None
     due = max(state.quiet_since + rules.idle_s, state.held_until)
@@ -245,7 +246,7 @@ def _done(state: State, counts: PracticeCounts, trouble: str, now: float) -> Sta
             hold_s=min(HOLD_MAX_S, 2 * state.hold_s),
         )
     if state.doing == "training":
-        return dataclasses.replace(ended, ready=False, hold_s=HOLD_FIRST_S)
+        return dataclasses.replace(ended, ready=False, hold_s=HOLD_FIRST_S, quiet_since=now)
     return ended
 
 

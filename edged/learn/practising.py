@@ -110,7 +110,8 @@ class Practising:
         self._base_sha256 = base_sha256
         self._on_change = on_change
         self._awake = asyncio.Event()
-        self._state = practice.State(quiet_since=time.monotonic())
+        self._stepped_at = time.monotonic()
+        self._state = practice.State(quiet_since=self._stepped_at)
         self._job: asyncio.Task[str] | None = None
         self._counts = PracticeCounts()
         self._file_prompts: tuple[str, ...] = ()
@@ -170,10 +171,9 @@ class Practising:
         self._step(practice.Done(self._counts, trouble))
 
     async def _sleep(self) -> None:
-        now = time.monotonic()
-        wake_at = practice.wake_at(self._state, now, self._rules())
+        wake_at = practice.wake_at(self._state, self._stepped_at, self._rules())
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(None if wake_at is None else wake_at - now):
+            async with asyncio.timeout(None if wake_at is None else wake_at - time.monotonic()):
                 await self._awake.wait()
 
     def _show(self) -> None:
@@ -191,7 +191,8 @@ class Practising:
         self._awake.set()
 
     def _step(self, event: practice.Event) -> None:
-        self._state, actions = practice.step(self._state, event, time.monotonic(), self._rules())
+        self._stepped_at = time.monotonic()
+        self._state, actions = practice.step(self._state, event, self._stepped_at, self._rules())
         for action in actions:
             self._act(action)
 

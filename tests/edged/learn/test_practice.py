@@ -58,9 +58,11 @@ def test_a_round_is_counted_prepared_sampled_judged_and_trained() -> None:
         (40.0, Done(dataclasses.replace(ASKED, unjudged=16, groups=4))),
         (45.0, Done(dataclasses.replace(ASKED, judged=16, groups=4))),
         (60.0, Done(dataclasses.replace(ASKED, in_a_row=1))),
+        (89.9, Tick()),
+        (90.0, Tick()),
     )
     assert actions == [Count(), Prepare(), Sample(4, fresh=True), Judge(), Train(), Prepare()]
-    assert describe(state, 60.0, RULES) == ("preparing", "")
+    assert describe(state, 90.0, RULES) == ("preparing", "")
 
 
 def test_nothing_begins_before_the_box_was_idle_for_the_whole_time() -> None:
@@ -183,6 +185,8 @@ def test_whatever_happens_it_does_one_thing_at_a_time_and_only_while_nobody_need
             assert state.leaving
         due = wake_at(state, now, RULES)
         assert due is None or (due > now and not state.doing)
+        if due is None and not state.doing:
+            assert step(state, Tick(), now + 1e6, RULES)[1] == ()
         describe(state, now, RULES)
         interrupted += Interrupt() in actions
 
