@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from fastapi import FastAPI
 
-from edged import __version__, machine, resolved, status
+from edged import resolved, status
 from edged.api.app import build_app
 from edged.api.control import update_object
 from edged.api.feedback import feedback_object
@@ -24,10 +23,12 @@ from edged.control import PAUSED_FILE, Operator
 from edged.failure import ADAPTER_FAULTS
 from edged.fallback import Fallback
 from edged.learn.anchor import Rules as AnchorRules
+from edged.learn.calibrating import Calibration
 from edged.learn.folders import Folders
 from edged.learn.forgetting import forget_removed
 from edged.learn.importing import Importer
 from edged.learn.learner import Learner
+from edged.learn.pacing import Pacing
 from edged.learn.proving import Prover
 from edged.learn.reference import Reference
 from edged.learn.scoring import Scorer
@@ -36,6 +37,7 @@ from edged.learn.trainer import Trainer
 from edged.learn.updating import Updater
 from edged.practice_parts import PracticeParts
 from edged.ratings import Ratings
+from edged.readings import Readings
 from edged.records import Episode, Feedback, Live, Update
 from edged.removal import RecordedAnswers
 from edged.serve.admission import Limits as AdmissionLimits
@@ -78,7 +80,6 @@ class Assembly:
         self._store = store
         self._folders = folders
         self._workers = workers
-        self._started_at = time.time()
         self._candidates = asyncio.Lock()
         self._serve_facts: protocol.Ready | None = None
         self._fallback = Fallback(store.lineage, folders)
@@ -99,6 +100,18 @@ class Assembly:
             learner=self.learner,
             is_stopping=lambda: self.is_stopping,
             on_change=self._announce_status,
+        )
+        self.readings = Readings(
+            self._settings,
+            model=model,
+            store=store,
+            workers=workers,
+            routing=self.routing,
+            answers=self.answers,
+            learner=self.learner,
+            calibration=self.calibration,
+            reference=self.reference,
+            practice=self.practice,
         )
         self._build_operator()
 
@@ -166,6 +179,15 @@ class Assembly:
             self._model.shape,
             self._model.sha256,
         )
+        self.calibration = Calibration(
+            self.routing,
+            self._trainer,
+            self._store.lineage,
+            candidates=self._candidates,
+            base_sha256=self._model.sha256,
+            trainer_kind=lambda: resolved.trainer_kind(self._settings()),
+            is_serving=lambda: self.serve_worker.is_ready,
+        )
         self.learner = Learner(
             settings=lambda: dataclasses.replace(
                 resolved.learning(self._settings(), self._model.shape), reference=self.reference.version()
@@ -181,6 +203,7 @@ class Assembly:
             folders=self._folders,
             trainer=self._trainer,
             updater=self._build_updater(),
+            calibration=self.calibration,
             on_change=self._learner_changed,
             on_finished=self._update_finished,
         )
@@ -216,6 +239,11 @@ class Assembly:
             )
         )
         self._trainer = Trainer(self.train_worker, start_timeout_s=learn.start_timeout_s, on_progress=self._progressed)
+        self._pacing = Pacing(
+            self.train_worker,
+            is_training=lambda: self._trainer.is_working,
+            min_share=lambda: self._settings().learn.min_share,
+        )
 
     def _build_updater(self) -> Updater:
         return Updater(
@@ -255,7 +283,7 @@ class Assembly:
             router=self.routing,
             importer=importer,
             candidates=self._candidates,
-            parts=self.parts,
+            parts=self.readings.parts,
             readiness=self._readiness,
             subscribe=self.events.subscribe,
             announce=self.events.publish,
@@ -292,12 +320,14 @@ class Assembly:
         self.routing.ready(self._started_on)
         self.answers.ready()
         self.tokenising.wake()
+        self.calibration.wake()
         self.learner.wake()
         self.practice.changed()
         self._announce_status()
 
     def _serve_said(self, message: protocol.Message) -> None:
-        if not any(part.received(message) for part in (self._tokeniser, self.practice, self.answers, self._staging)):
+        takers = (self._tokeniser, self.practice, self.answers, self._staging, self._pacing)
+        if not any(part.received(message) for part in takers):
             log.warning("the serve worker sent a %s that nobody expects", type(message).__name__)
 
     def _serve_down(self, why: str) -> None:
@@ -325,6 +355,8 @@ class Assembly:
 
     def _train_ready(self, ready: protocol.Ready) -> None:
         self._trainer.ready()
+        self._pacing.trainer_ready()
+        self.calibration.wake()
         self.scorer.wake()
         self._announce_status()
 
@@ -378,7 +410,7 @@ class Assembly:
         self.scorer.wake()
 
     def _announce_status(self) -> None:
-        self.events.publish("status", status.status(self.parts()))
+        self.events.publish("status", status.status(self.readings.parts()))
 
     def _readiness(self) -> tuple[bool, str]:
         if self.is_stopping:
@@ -386,55 +418,3 @@ class Assembly:
         if not self.serve_worker.is_ready:
             return False, "the serve worker is starting"
         return True, "ready"
-
-    def _dropped(self) -> dict[str, int]:
-        """Reason -> ratings, pairs and corrections that no update can use, or not on this base model."""
-        dropped = self._store.feedback.drop_counts()
-        for reason, number in {**self.learner.written.dropped, "other_base": self.learner.elsewhere}.items():
-            if number:
-                dropped[reason] = dropped.get(reason, 0) + number
-        return dropped
-
-    def parts(self) -> status.Parts:
-        """Everything that a status shows, as it is now."""
-        learner, store = self.learner, self._store
-        feedback_rows, ratings = store.feedback.counts()
-        progress = learner.progress
-        return status.Parts(
-            version=__version__,
-            started_at=self._started_at,
-            model_name=self._model.name,
-            model_sha256=self._model.sha256,
-            live=store.lineage.live(),
-            serving=self.routing.serving,
-            learner_state=learner.state,
-            learner_why=learner.why,
-            ratings_until_update=learner.ratings_until_update,
-            batch_ratings=self._settings().learn.batch_ratings,
-            progress=None if progress is None else (progress.stage, progress.done, progress.total),
-            updates_total=store.updates.count_finished(),
-            latest=store.updates.latest_finished(),
-            reference=self.reference.version(),
-            anchor=self.reference.anchor(),
-            practice=self.practice.view(),
-            dropped=self._dropped(),
-            written=learner.written,
-            active=self.answers.active,
-            queued=self.answers.queued,
-            counters=self.answers.counters(),
-            episodes=store.episodes.count(),
-            feedback=feedback_rows,
-            ratings=ratings,
-            workers=tuple(
-                status.WorkerView(
-                    name=worker.role.name,
-                    pid=worker.pid,
-                    state=worker.state.phase,
-                    rss_bytes=worker.rss_bytes,
-                    busy=worker.busy,
-                    restarts=max(0, worker.state.epoch - 1),
-                )
-                for worker in self._workers.all()
-            ),
-            daemon_rss_bytes=machine.own_rss_bytes(),
-        )

@@ -142,6 +142,7 @@ class Daemon:
                 running = [
                     tasks.create_task(_again_and_again("learner", self._parts.learner.run)),
                     tasks.create_task(_again_and_again("scorer", self._parts.scorer.run)),
+                    tasks.create_task(_again_and_again("calibration", self._parts.calibration.run)),
                     tasks.create_task(_again_and_again("tokenising", self._parts.tokenising.run)),
                     tasks.create_task(_again_and_again("reference", self._parts.reference.run)),
                     tasks.create_task(_again_and_again("practice", self._parts.practice.run)),
@@ -220,7 +221,7 @@ class Daemon:
             return EXIT_CONFIG
         if not stop.done():
             self._is_announced = True
-            self._notifier.ready(status.one_line(self._parts.parts()))
+            self._notifier.ready(status.one_line(self._parts.readings.parts()))
             log.info("ready after %.1f s", time.monotonic() - self._started_at)
         every_s = notify.watchdog_every_s(os.environ, os.getpid())
         if every_s is not None:
@@ -267,12 +268,12 @@ class Daemon:
             self._parts.reference.wake()
             self._parts.practice.changed()
         if self._is_announced:
-            self._notifier.ready(status.one_line(self._parts.parts()))
+            self._notifier.ready(status.one_line(self._parts.readings.parts()))
 
     async def _report(self) -> None:
         while True:
             await asyncio.sleep(STATUS_EVERY_S)
-            self._notifier.status(status.one_line(self._parts.parts()))
+            self._notifier.status(status.one_line(self._parts.readings.parts()))
 
 
 async def clear_up(store: Store, folders: Folders) -> None:

@@ -9,6 +9,8 @@ JobRefused    the process is well and will not do this job
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 # Codes of `engine.protocol.Fault` and `StageFailed` that speak against the adapter and not against the machine.
 ADAPTER_FAULTS = frozenset({"adapter_unreadable", "adapter_mismatch", "not_finite"})
 
@@ -34,8 +36,10 @@ class WorkerFault(RuntimeError):
 
 
 class JobRefused(RuntimeError):
-    """Raised when a worker will not do a job. `code` as in `engine.protocol.StageFailed` and `TrainFailed`."""
+    """Raised when a worker will not do a job. `code` as in `engine.protocol.StageFailed` and `TrainFailed`.
+    left_out: reason -> answers of the job that could not be used."""
 
-    def __init__(self, code: str, message: str) -> None:
+    def __init__(self, code: str, message: str, left_out: Mapping[str, int] | None = None) -> None:
         super().__init__(message)
         self.code = code
+        self.left_out = dict(left_out or {})

@@ -17,6 +17,9 @@ Scope = Literal["infer", "feedback", "admin"]
 EpisodeOrigin = Literal["user", "practice"]
 UpdateOrigin = Literal["ratings", "practice"]
 
+# What an update's figures of answers that the trainer could not use begin with; the reason follows.
+LEFT_OUT = "dropped/"
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:

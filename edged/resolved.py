@@ -111,6 +111,12 @@ def start_train(settings: Settings, model: BaseModel, cache_folder: str) -> prot
     )
 
 
+def trainer_kind(settings: Settings) -> str:
+    """What the rounding of the trainer depends on besides the model: the kind of its device, and its number format."""
+    device = machine.train_device(_device(settings.placement.actor, settings.placement.train_device))
+    return f"{device.partition(':')[0]} {machine.train_dtype(settings.learn.dtype, device)}"
+
+
 def judging(settings: Settings) -> JudgingRules:
     """`[reward]` for the client of the score worker."""
     return JudgingRules(

@@ -213,6 +213,13 @@ class LearnSection(Section):
         0.3, "KL to the live adapter that ends an update early, in nats.", gt=0, le=100, live=True
     )
     importance_cap: float = _key(2.0, "Largest weight of an answer by an older adapter.", ge=1, le=100, live=True)
+    drift_max: float = _key(
+        1.0,
+        "Nats per token by which sampler and live adapter may differ about an older answer; beyond, it is left out.",
+        gt=0,
+        le=20,
+        live=True,
+    )
     max_grad_norm: float = _key(1.0, "Gradients are scaled down to this norm.", gt=0, le=1000, live=True)
     critic: Literal["head", "lora"] = _key(
         "head", "A value head on frozen features, or an adapter of its own with one.", live=True
@@ -232,6 +239,13 @@ class LearnSection(Section):
     )
     threads: int = _key(0, "CPU threads of the train worker; 0: chosen from the machine.", ge=0, le=1024)
     idle_class: bool = _key(True, "Train on the CPU only in time that nothing else wants (SCHED_IDLE).")
+    min_share: float = _key(
+        0.1,
+        "Share of the time that training keeps while it slows answers down; while nobody asks it has all.",
+        gt=0,
+        le=1,
+        live=True,
+    )
     start_timeout_s: float = _key(300.0, "Seconds in which the train worker must be ready.", ge=1, le=7200)
     hang_timeout_s: float = _key(120.0, "Seconds of silence after which it is killed and started again.", ge=3, le=7200)
     max_attempts: int = _key(3, "Tries of one update before it counts as failed.", ge=1, le=100, live=True)

@@ -21,7 +21,17 @@ COUNTER_HELP = {
     "rerun_total": "Answers that were begun again after the serve worker was lost.",
     "completion_tokens_total": "Tokens that were generated.",
 }
-SHOWN_METRICS = ("reward/mean", "kl/live", "kl/reference", "ppo/clip_frac", "critic/explained_variance", "swap_ms")
+SHOWN_METRICS = (
+    "reward/mean",
+    "kl/live",
+    "kl/reference",
+    "ppo/clip_frac",
+    "critic/explained_variance",
+    "is/ess",
+    "is/age_mean",
+    "episodes/cut_share",
+    "swap_ms",
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +62,8 @@ class Parts:
 
     serving: the version that new requests run on, which follows what is live; None while no serve worker is ready.
     anchor: what the reference of the KL penalty moved to, while that is in force.
+    dropped: reason -> ratings that no update will use. left_out: reason -> answers that updates could not use.
+    noise: between trainer and server; None while it is not known, for the reason noise_why.
     """
 
     version: str
@@ -71,6 +83,10 @@ class Parts:
     anchor: Anchor | None
     practice: PracticeView
     dropped: Mapping[str, int]
+    left_out: Mapping[str, int]
+    alarms: tuple[str, ...]
+    noise: protocol.EngineNoise | None
+    noise_why: str
     written: WrittenCounts
     active: int
     queued: int
@@ -109,6 +125,11 @@ def status(parts: Parts) -> dict[str, Any]:
             "reference": reference_object(parts.reference, parts.anchor),
             "practice": practice_object(parts.practice),
             "dropped": dict(parts.dropped),
+            "left_out": dict(parts.left_out),
+            "alarms": list(parts.alarms),
+            "calibration": {"measured": False, "why": parts.noise_why}
+            if parts.noise is None
+            else {"measured": True, **dataclasses.asdict(parts.noise)},
             "pairs": {"waiting": parts.written.pairs_waiting, "used": parts.written.pairs_used},
             "corrections": {
                 "waiting": parts.written.corrections_waiting,
@@ -225,6 +246,15 @@ class _Families:
         for reason, count in parts.dropped.items():
             dropped.add_metric([reason], count)
         yield dropped
+        left_out = CounterMetricFamily(
+            "edged_learner_left_out",
+            "Answers that updates could not use, by reason; a replayed one counts each time.",
+            labels=["reason"],
+        )
+        for reason, count in parts.left_out.items():
+            left_out.add_metric([reason], count)
+        yield left_out
+        yield _gauge("edged_learner_alarms", "Alarms that the last update raised.", len(parts.alarms))
         yield from self._written()
         yield from self._practice()
         yield _gauge("edged_store_episodes", "Episodes that are stored.", parts.episodes)

@@ -31,6 +31,10 @@ class Underway:
         self._name = name
         self._futures: dict[str, asyncio.Future[protocol.Message]] = {}
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._futures
+
     def begin(self, job_id: str, message: protocol.Message) -> asyncio.Future[protocol.Message]:
         """Give the worker a job; its answer, or `WorkerLost` if it dies. Cancelling the future gives the answer up.
 

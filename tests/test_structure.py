@@ -29,6 +29,7 @@ ADAPTERS_ONLY = {"numpy", "safetensors", "gguf", "msgpack"}
 COMPOSITION_ROOTS = (
     "edged.__main__",
     "edged.assembly",
+    "edged.readings",
     "edged.daemon",
     "edged.practice_parts",
     "edged.resolved",

@@ -74,6 +74,9 @@ def status_text(status: dict[str, Any]) -> str:
         rows.append(["last update", update_text(last)])
     if dropped := learner.get("dropped"):
         rows.append(["dropped", ", ".join(f"{reason} {count}" for reason, count in dropped.items())])
+    if left_out := learner.get("left_out"):
+        rows.append(["left out", ", ".join(f"{reason} {count}" for reason, count in left_out.items())])
+    rows += [["alarm", str(alarm)] for alarm in learner.get("alarms", [])]
     for worker in status.get("workers", []):
         rss = worker.get("rss_bytes")
         resident = f", {size(rss)}" if rss else ""

@@ -7,6 +7,7 @@ A thin shell around `edged.learn.plan`: it gathers the view, asks for a decision
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import hashlib
 import logging
@@ -14,11 +15,20 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from edged.failure import WorkerFault
+from edged.failure import WorkerFault, WorkerLost
 from edged.learn import plan, practice, reward
+from edged.learn.alarms import LOOK_BACK, alarms
 from edged.learn.folders import Folders
 from edged.learn.forgetting import without_removed
-from edged.learn.ports import EpisodeShelf, LineageBook, PracticeBook, RatingsBook, UpdateBook, WrittenBook
+from edged.learn.ports import (
+    Calibrated,
+    EpisodeShelf,
+    LineageBook,
+    PracticeBook,
+    RatingsBook,
+    UpdateBook,
+    WrittenBook,
+)
 from edged.learn.scoring import tokens_of
 from edged.learn.trainer import Trainer
 from edged.learn.updating import LEARNER, PutOff, Updater
@@ -31,6 +41,7 @@ log = logging.getLogger(__name__)
 HOLD_FIRST_S = 60.0  # after the machine could not make an update; doubles up to HOLD_MAX_S
 HOLD_MAX_S = 3600.0
 PROBES_POLL_S = 1.0  # while the serve worker, which tokenises the probes, is starting
+CALIBRATION_WAIT_S = 60.0  # several times what it takes; learning does not hang on it
 UNUSED_ROWS = 512  # of rated choices that one decision looks at
 
 
@@ -76,6 +87,7 @@ class Learner:
         folders: Folders,
         trainer: Trainer,
         updater: Updater,
+        calibration: Calibrated,
         on_change: Callable[[], None],
         on_finished: Callable[[Update], None],
     ) -> None:
@@ -91,6 +103,8 @@ class Learner:
         self._folders = folders
         self._trainer = trainer
         self._updater = updater
+        self._calibration = calibration
+        self._has_awaited_calibration = False
         self._on_change = on_change
         self._on_finished = on_finished
         self._awake = asyncio.Event()
@@ -105,6 +119,7 @@ class Learner:
         self.elsewhere = 0  # ratings of answers of another base model, which wait until that one is served again
         self.written = WrittenCounts()
         self.progress: protocol.Progress | None = None
+        self.alarms: tuple[str, ...] = ()
 
     def wake(self) -> None:
         self._awake.set()
@@ -115,11 +130,14 @@ class Learner:
 
     async def run(self) -> None:
         """Until cancelled: first the unfinished updates, then new ones as ratings come."""
+        await self._look_back()
         for update in await self._updates.unfinished():
             await self._carry(update)
         while True:
             self._awake.clear()
             decision, view = await self._decide()
+            if decision.makes_update and await self._await_calibration():
+                continue
             if decision.makes_update:
                 self.switches.asked = False
                 await self._begin(decision, view)
@@ -127,6 +145,26 @@ class Learner:
                 await self._practise(decision, view)
             elif not decision.drops:  # after drops the next rows come into view
                 await self._sleep(decision.wake_at)
+
+    async def _await_calibration(self) -> bool:
+        """Have the first update wait for the calibration; whether there was anything to wait for. A trainer that cannot
+        run is met again, and told of, by the update."""
+        if self._has_awaited_calibration or not self._calibration.is_pending:
+            return False
+        self._has_awaited_calibration = True
+        self._show("collecting", "measuring how far trainer and server round apart")
+        with contextlib.suppress(WorkerFault, WorkerLost, TimeoutError):
+            async with asyncio.timeout(CALIBRATION_WAIT_S):
+                await self._trainer.start()
+                await self._calibration.over()
+        return True
+
+    async def _look_back(self) -> None:
+        found = alarms(await self._updates.list(LOOK_BACK))
+        for alarm in found:
+            if alarm not in self.alarms:
+                log.warning("alarm: %s", alarm)
+        self.alarms = found
 
     async def _sleep(self, wake_at: float | None) -> None:
         waits_s = [self._held_until - time.monotonic(), 0.0 if wake_at is None else wake_at - time.time()]
@@ -311,6 +349,7 @@ class Learner:
             await self._put_off(update, f"the machine could not make it: {short}")
             return None
         self._hold_s = HOLD_FIRST_S
+        await self._look_back()
         self._tell(finished)
         return finished
 
@@ -384,6 +423,7 @@ class Learner:
             corrections=corrections,
             ppo=settings.ppo,
             preference=settings.preference,
+            noise=self._calibration.noise,
             lora=settings.lora,
             seed=update.seed,
             threads=settings.threads,

@@ -177,6 +177,10 @@ class UpdateBook(Protocol):
 
     async def unfinished(self) -> list[Update]: ...
 
+    async def list(self, limit: int) -> list[Update]:
+        """Newest first."""
+        ...
+
 
 class LineageBook(Protocol):
     """The store's adapter versions."""
@@ -209,4 +213,20 @@ class Router(Protocol):
 
     async def go_live(self) -> float | None:
         """Milliseconds without decoding because of it; None if new requests do not run on what is live yet."""
+        ...
+
+
+class Calibrated(Protocol):
+    """How far trainer and server round apart (`edged.learn.calibrating`)."""
+
+    @property
+    def noise(self) -> protocol.EngineNoise | None: ...
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether it is still to be expected."""
+        ...
+
+    async def over(self) -> None:
+        """Returns once it is known, or was given up."""
         ...

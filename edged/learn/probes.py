@@ -19,3 +19,16 @@ PROBES = (
     ProbeText(user="Give me a short list for the shop.", assistant="- milk\n- bread\n- eggs"),
     ProbeText(user="Where is Tokyo?", assistant="Tokyo (東京) is the capital of Japan."),
 )
+
+# What the base is asked to see how far the engines round apart: prose, lists, figures, code and other languages.
+CALIBRATION_PROMPTS = (
+    *(probe.user for probe in PROBES),
+    "What does a lighthouse do?",
+    "Tell me about the city of Zürich.",
+    "Count from one to ten in Spanish.",
+    "Explain to a child why leaves fall in autumn.",
+    "Write a function that adds two numbers.",
+    "Which is larger, 17 or 71, and why?",
+    "List the months that have 30 days.",
+    "How do you say thank you in Japanese?",
+)

@@ -48,6 +48,11 @@ class Trainer:
     def is_ready(self) -> bool:
         return self._engine.is_ready
 
+    @property
+    def is_working(self) -> bool:
+        """Whether it has work that it has not answered."""
+        return not self._underway.is_empty
+
     async def start(self) -> None:
         """Returns once the worker is ready. Raises WorkerFault, WorkerLost."""
         try:
@@ -84,7 +89,8 @@ class Trainer:
             case protocol.Trained():
                 return answer.result
             case protocol.TrainFailed():
-                raise JobRefused(answer.code, answer.message)
+                counts = {reason: n for reason, n in answer.details.items() if isinstance(n, int)}
+                raise JobRefused(answer.code, answer.message, counts)
             case _:
                 raise WorkerLost(f"the train worker answered Train with {type(answer).__name__}")
 

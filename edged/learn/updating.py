@@ -19,7 +19,7 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -29,7 +29,7 @@ from edged.learn.folders import Folders, bytes_under
 from edged.learn.ports import Router, UpdateBook
 from edged.learn.proving import Prover
 from edged.learn.trainer import Trainer
-from edged.records import Caller, PublishedAdapter, Update, Verdict
+from edged.records import LEFT_OUT, Caller, PublishedAdapter, Update, Verdict
 from edged.refusal import Refused
 from engine import protocol
 
@@ -97,6 +97,7 @@ class Updater:
         try:
             result = await self._train(run)
         except JobRefused as refused:
+            run.metrics.update(_left_out(refused.left_out))
             finished = await self._finish(run, "failed", f"{refused.code}: {refused}")
         except WorkerLost as lost:
             finished = await self._finish(run, "failed", f"the trainer died every time: {lost}")
@@ -166,7 +167,7 @@ class Updater:
     async def _prove_and_publish(self, run: _Run, result: protocol.TrainResult) -> Update:
         update, metrics = run.update, run.metrics
         metrics |= result.metrics
-        metrics |= {f"dropped/{reason}": float(count) for reason, count in result.dropped.items()}
+        metrics |= _left_out(result.dropped)
         run.seconds.update({f"train/{stage}": value for stage, value in result.seconds.items()})
         candidate = await asyncio.to_thread(self._folders.candidate, update.id, update.version)
         metrics["bytes/written"] = float(await asyncio.to_thread(self._bytes_written, update, candidate))
@@ -265,3 +266,8 @@ class Updater:
             publish=None,
             caller=LEARNER,
         )
+
+
+def _left_out(counts: Mapping[str, int]) -> dict[str, float]:
+    """Reason -> answers that the trainer could not use, as figures of the update."""
+    return {LEFT_OUT + reason: float(count) for reason, count in counts.items()}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import apsw
 
-from edged.records import Caller, Live, PublishedAdapter, Update, UpdateOrigin, UpdateState, Verdict
+from edged.records import LEFT_OUT, Caller, Live, PublishedAdapter, Update, UpdateOrigin, UpdateState, Verdict
 from edged.store import blobs, feedback, lineage, practice, written
 from edged.store.database import Database
 from edged.store.errors import StoreError
@@ -26,6 +26,7 @@ class Snapshot:
 
     n_finished: int
     latest_finished: Update | None
+    left_out: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
 class Updates:
@@ -36,6 +37,7 @@ class Updates:
         self._lineage = lineage
         self._n_finished = snapshot.n_finished
         self._latest_finished = snapshot.latest_finished
+        self._left_out = dict(snapshot.left_out)
 
     def count_finished(self) -> int:
         """Updates with a verdict, whichever it is. No I/O."""
@@ -44,6 +46,10 @@ class Updates:
     def latest_finished(self) -> Update | None:
         """The update that got its verdict last. No I/O."""
         return self._latest_finished
+
+    def left_out(self) -> dict[str, int]:
+        """Reason -> answers that trainers could not use, over all finished updates. No I/O."""
+        return dict(self._left_out)
 
     async def create(
         self,
@@ -154,6 +160,10 @@ class Updates:
             finished, live = outcome
             self._n_finished += 1
             self._latest_finished = finished
+            for name, count in finished.metrics.items():
+                if name.startswith(LEFT_OUT):
+                    reason = name.removeprefix(LEFT_OUT)
+                    self._left_out[reason] = self._left_out.get(reason, 0) + int(count)
             if live is not None and publish is not None:
                 self._lineage.adopt(live, publish.folder)
 
@@ -195,7 +205,17 @@ def read_snapshot(connection: apsw.Connection) -> Snapshot:
     """What is kept in memory, as the database has it."""
     (n_finished,) = single_row(connection, "SELECT count(*) FROM updates WHERE state = 'finished'")
     latest = first_row(connection, f"{_UPDATE} WHERE state = 'finished' ORDER BY finished_at DESC, id DESC LIMIT 1")
-    return Snapshot(n_finished=n_finished, latest_finished=None if latest is None else _to_update(latest))
+    left_out = all_rows(
+        connection,
+        "SELECT substr(key, ?1), CAST(sum(value) AS INTEGER) FROM updates, json_each(updates.metrics)"
+        " WHERE state = 'finished' AND key LIKE ?2 GROUP BY key",
+        (len(LEFT_OUT) + 1, LEFT_OUT + "%"),
+    )
+    return Snapshot(
+        n_finished=n_finished,
+        latest_finished=None if latest is None else _to_update(latest),
+        left_out=dict(left_out),
+    )
 
 
 def _end(

@@ -48,6 +48,11 @@ class Choice:
         """The text sent so far."""
         return self._stream.sent
 
+    @property
+    def logprobs(self) -> tuple[float, ...]:
+        """Of the tokens so far, under the distribution they were drawn from."""
+        return tuple(self._logprobs)
+
     def take(self, sampled: Sampled, piece_of: PieceOf, *, is_eos: bool) -> tuple[str, tuple[TokenLogprob, ...]]:
         """Record one sampled token; the text and token entries that can be sent now. May set `finish_reason`."""
         self.completion_ids.append(sampled.id)

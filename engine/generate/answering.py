@@ -118,9 +118,9 @@ class Answering:
         for piece in moved:
             self._decoders[live].scheduler.submit(piece)
 
-    def step(self) -> None:
-        """One decode step of each context that has answers."""
-        alone = not self.is_decoding
+    def step(self) -> int:
+        """One decode step of each context that has answers; how many of these got a token."""
+        alone, n_tokens = not self.is_decoding, 0
         for context, decoder in enumerate(self._decoders):
             if self._swap.role(context) not in ("live", "draining") or not decoder.scheduler.has_work:
                 continue
@@ -132,8 +132,10 @@ class Answering:
             for item in admitted:
                 self._begin(context, item)
             now = time.monotonic()
+            n_tokens += len(evaluated)
             for row in evaluated:
                 self._take(decoder, row, now)
+        return n_tokens
 
     def _prompt_ids(self, message: Generate) -> tuple[int, ...]:
         if (message.messages is None) == (message.prompt is None):

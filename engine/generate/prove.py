@@ -61,8 +61,8 @@ def answer(
     seed: int,
     eos_ids: frozenset[int],
     piece_of: PieceOf,
-) -> Generator[None, None, tuple[tuple[ProbeTokens, ...], tuple[str, ...]]]:
-    """One sampled answer to each prompt: its tokens, and its text.
+) -> Generator[None, None, tuple[tuple[ProbeTokens, ...], tuple[str, ...], Canary]]:
+    """One sampled answer to each prompt: its tokens, its text, and the tokens' log-probabilities as they were drawn.
 
     Raises:
         NotFinite, DecodeFailed: the decoder is to be abandoned.
@@ -91,4 +91,4 @@ def answer(
         ProbeTokens(prompt_ids=prompt, completion_ids=tuple(choice.completion_ids))
         for prompt, choice in zip(prompts, choices, strict=True)
     )
-    return answers, tuple(choice.text for choice in choices)
+    return answers, tuple(choice.text for choice in choices), tuple(choice.logprobs for choice in choices)

@@ -181,7 +181,7 @@ class Staging:
         yield
         canary = yield from prove.score(decoder, self._probes)
         self._canaries[version] = canary
-        fluency, texts = yield from prove.answer(
+        fluency, texts, logprobs = yield from prove.answer(
             decoder,
             [self._prompts.user(text) for text in stage.fluency_prompts] if stage.fluency_tokens > 0 else [],
             max_tokens=stage.fluency_tokens,
@@ -196,6 +196,7 @@ class Staging:
             live_canary=self._canaries[live],
             fluency=fluency,
             fluency_texts=texts,
+            fluency_logprobs=logprobs,
             load_ms=(loaded - began) * 1000,
             prove_ms=(time.perf_counter() - loaded) * 1000,
             longest_gap_ms=job.gap_s * 1000,

@@ -19,6 +19,7 @@ from adapters.manifest import verify
 from engine.fault import EngineFault
 from engine.generate.answering import Answering
 from engine.generate.decoder import Decoder
+from engine.generate.gaps import Gaps
 from engine.generate.llamacpp import Adapter, AdapterRefused, Context, Model
 from engine.generate.prompt import Prompts
 from engine.generate.prove import SLICE_TOKENS
@@ -74,6 +75,7 @@ class _Loop:
     def __init__(self, link: Link, loaded: _Loaded, start: StartServe) -> None:
         self._link = link
         self._swap = Swap(start.adapter.version)
+        self._gaps = Gaps()
         self._answering = Answering(
             loaded.model,
             loaded.prompts,
@@ -101,10 +103,14 @@ class _Loop:
             has_work = self._answering.has_work or self._staging.has_work
             self._take_messages(0.0 if has_work else self._link.until_next_beat_s())
             if self._answering.has_work:
-                self._answering.step()
+                self._gaps.step(self._answering.step())
+            else:
+                self._gaps.idle()
             if self._staging.has_work:
                 self._staging.slice()
             self._link.beat(self._busy())
+            if (report := self._gaps.report()) is not None:
+                self._link.send(report)
 
     def _is_over(self) -> bool:
         """Whether Stop was said and all is answered; cuts short what runs when the time is up."""

@@ -154,6 +154,23 @@ class RequestFailed(Message):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """Waits of running answers from one decode step to the next, of all steps in which `answers` of them got a token:
+    how many steps, and how long they took together."""
+
+    answers: int
+    steps: int
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Decoding(Message):
+    """About once a second while answers run: their gaps since the last one."""
+
+    gaps: tuple[Gap, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Tokenise(Message):
     """The tokens of an answer that a person wrote, as if the model had given it: as whole, with its end.
 
@@ -194,7 +211,8 @@ class Staged(Message):
 
     canary: per probe, the raw log-probability of each completion token under the staged adapter.
     live_canary: the same under the version that was live when it was staged.
-    fluency: per prompt, the sampled answer.
+    fluency: per prompt, the sampled answer. fluency_logprobs: of its tokens, under the distribution they were sampled
+    from.
     longest_gap_ms: the longest time in which no decode step of a running request ran because of staging (0 if idle).
     """
 
@@ -207,6 +225,7 @@ class Staged(Message):
     load_ms: float
     prove_ms: float
     longest_gap_ms: float
+    fluency_logprobs: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,13 +90,15 @@ class Score(Message):
 class EpisodeScore:
     """reference_logprob: mean over the non-EOS completion tokens, at temperature 1; None for an empty answer.
     kl: mean over the completion tokens of log pi(sampling adapter) - log pi(reference), both at temperature 1.
-    engine_gap: mean |trainer's logprob - engine's logprob| at the sampling temperature; None if unknown."""
+    engine_gap: mean |trainer's logprob - engine's logprob| at the sampling temperature; None if unknown. engine_bias:
+    the same with its sign."""
 
     episode_id: int
     n_tokens: int
     reference_logprob: float | None
     kl: float
     engine_gap: float | None
+    engine_bias: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +117,8 @@ class PpoSettings:
     dual_clip: bound on the loss of a token with negative advantage, in advantages; above 1.
     critic: "head" is a value head on frozen features; "lora" a second adapter with a value head.
     live_kl_max: an epoch stops once the mean KL of new against the parent adapter passes it; the gate judges the same.
-    importance_cap: truncation of pi_old / pi_behaviour (decoupled PPO).
+    importance_cap: truncation of pi_old / pi_behaviour (decoupled PPO). drift_max: how far the mean of its logarithm
+        over a whole answer by an older version may be from 0 (`engine.train.sequence_filter`).
     """
 
     learning_rate: float = 2e-3
@@ -131,6 +134,7 @@ class PpoSettings:
     kl_coef: float = 0.1
     live_kl_max: float = 0.3
     importance_cap: float = 2.0
+    drift_max: float = 1.0
     max_grad_norm: float = 1.0
     critic_warmup_steps: int = 30
     weight_decay: float = 0.0
@@ -140,6 +144,21 @@ class PpoSettings:
     entropy_coef: float = 0.0
     dual_clip: float = 3.0
     critic: Literal["head", "lora"] = "head"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EngineNoise:
+    """What rounding leaves between the trainer's and the server's log-probabilities of sampled tokens under the same
+    weights, in nats, as measured on answers of the base.
+
+    bias: mean of log(trainer / server) a token. spread: standard deviation of an answer's mean, times the root of its
+    tokens. tokens: of an answer that was measured, on average. temperature: that they were sampled at.
+    """
+
+    bias: float
+    spread: float
+    tokens: float
+    temperature: float
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +203,7 @@ class TrainJob:
     parent: the adapter that the update starts from. checkpoint: folder with critic and optimizer state, or None for
     fresh state. probes: the canary probes, to be scored under the parent and under the result.
     objectives: name -> weight; each trains on those of `episodes`, `pairs` and `corrections` that it feeds on.
+    noise: between trainer and server on this base; None if it was not measured.
     """
 
     job_id: str
@@ -203,6 +223,15 @@ class TrainJob:
     pairs: tuple[PreferredPair, ...] = ()
     corrections: tuple[EpisodeTokens, ...] = ()
     preference: PreferenceSettings = PreferenceSettings()
+    noise: EngineNoise | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Pace(Message):
+    """Take at most `share` of the time from now on, in (0, 1], by resting between pieces of work. A worker starts with
+    1. There is no answer."""
+
+    share: float
 
 
 JOB_FILE = "job.msgpack"

@@ -58,7 +58,7 @@ def prepare(
         metrics["critic/stands_in"] = float(learner.baseline.stands_in)
         sampled = dataclasses.replace(sampled, values=_trusted(values, learner))
     items: dict[str, Sequence[Item]] = {}
-    skipped: dict[str, int] = {}
+    skipped = dict(gathered.left_out)
     for name in sorted(job.objectives):
         batch = gathered.thumbs if OBJECTIVES[name] == "thumbs" else sampled
         prepared = objective_of(name).prepare(batch, job)

@@ -16,6 +16,8 @@ from typing import TypeVar
 
 import torch
 
+from engine.train.pauses import Pauses
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -29,6 +31,7 @@ class Lanes:
     def __init__(self, threads: int, device: torch.device) -> None:
         self.n_lanes = 1 if device.type == "cuda" else max(1, min(threads, MAX_LANES))
         self._threads_a_lane = max(1, threads // self.n_lanes)
+        self.pauses = Pauses()
         self._pool = concurrent.futures.ThreadPoolExecutor(
             self.n_lanes, thread_name_prefix="lane", initializer=self.match_thread
         )
@@ -40,7 +43,15 @@ class Lanes:
     def map(self, work: Callable[[T], R], items: Iterable[T], tick: Callable[[], None]) -> list[R]:
         """`work` of every item, in order. `tick` is called in this thread while it waits; if it or any work raises,
         what has not begun is dropped, what runs is waited for, and the first exception is raised."""
-        futures = [self._pool.submit(work, item) for item in items]
+
+        def paced(item: T) -> R:
+            began = self.pauses.work_began()
+            try:
+                return work(item)
+            finally:
+                self.pauses.work_ended(began)
+
+        futures = [self._pool.submit(paced, item) for item in items]
         try:
             results = []
             for future in futures:
@@ -52,6 +63,7 @@ class Lanes:
         except BaseException:
             for future in futures:
                 future.cancel()
+            self.pauses.end_rests()
             concurrent.futures.wait(futures)
             raise
 

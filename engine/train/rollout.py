@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -19,6 +19,7 @@ from engine.train.batch import Selection
 from engine.train.logprobs import TokenMeasure
 from engine.train.objectives.objective import Batch, Rollout
 from engine.train.scorer import Scorer
+from engine.train.sequence_filter import sort_out
 
 # Ids of answers behind another answer's prompt: below those that the daemon gives to written answers.
 FIRST_MISMATCHED_ID = -(1 << 48)
@@ -27,10 +28,11 @@ FIRST_MISMATCHED_ID = -(1 << 48)
 @dataclasses.dataclass(frozen=True, slots=True)
 class Gathered:
     """sampled: what policy gradients learn from, and thumbs: what KTO learns from, each with its `rated` and the pairs
-    and corrections of the job."""
+    and corrections of the job. left_out: reason -> answers that are in neither, by the sequence filter."""
 
     sampled: Batch
     thumbs: Batch
+    left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def answers(self) -> tuple[Rollout, ...]:
@@ -56,6 +58,9 @@ def gather(
     members = [next(remaining) for _ in paired]
     pairs = tuple(zip(members[0::2], members[1::2], strict=True))
     corrections = tuple(remaining)
+    left_out: Mapping[str, int] = {}
+    if not selection.thumbs_take_all:  # thumbs need no sampler, so it is nothing to them what the sampler was
+        sampled, left_out = sort_out(sampled, job.noise, job.ppo.drift_max)
     batch = Batch(rated=sampled, pairs=pairs, corrections=corrections)
     # Answers that a policy gradient learns from are not judged by KTO as well.
     of_thumbs = (*selection.sampled, *selection.unsampled) if selection.thumbs_take_all else selection.unsampled
@@ -64,6 +69,7 @@ def gather(
     return Gathered(
         sampled=dataclasses.replace(batch, rated=() if selection.thumbs_take_all else sampled),
         thumbs=dataclasses.replace(batch, rated=liked, mismatched=distances),
+        left_out=left_out,
     )
 
 

@@ -244,10 +244,12 @@ def _score(episode: EpisodeTokens, own: TokenMeasure, reference: TokenMeasure, e
     is_text = torch.tensor([token not in eos_ids for token in episode.completion_ids])
     engine = [logprob for logprob in episode.logprobs if logprob is not None]
     comparable = len(engine) == len(episode.completion_ids) > 0 and episode.temperature > 0
+    gaps = own.scaled.cpu() - torch.tensor(engine) if comparable else None
     return EpisodeScore(
         episode_id=episode.episode_id,
         n_tokens=len(episode.completion_ids),
         reference_logprob=float(reference.raw.cpu()[is_text].mean()) if bool(is_text.any()) else None,
         kl=float((own.raw - reference.raw).mean()) if episode.completion_ids else 0.0,
-        engine_gap=float((own.scaled.cpu() - torch.tensor(engine)).abs().mean()) if comparable else None,
+        engine_gap=None if gaps is None else float(gaps.abs().mean()),
+        engine_bias=None if gaps is None else float(gaps.mean()),
     )

@@ -1,6 +1,7 @@
 """One update, read from top to bottom: rated answers, pairs and corrections in, a better adapter and critic out.
 
-    gather      trunk states, parent and reference log-probabilities of every answer (cached where scored ahead)
+    gather      trunk states, parent and reference log-probabilities of every answer (cached where scored ahead); the
+                sequence filter leaves out what another policy gave
     value       a fresh critic is fitted to the batch before anything is judged by it (the actor does not move); values
     prepare     each objective of the job makes items with constants of its own (advantages, reference points)
     optimise    epochs x minibatches: the weighted mean losses of the items on the actor, clipped value loss on the
@@ -24,7 +25,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -32,7 +33,7 @@ from engine.lora import Lora
 from engine.protocol import TrainJob
 from engine.train.batch import Selection, split_micro_batches
 from engine.train.course import objective_of, prepare
-from engine.train.figures import batch_figures, hindsight, sampler_figures
+from engine.train.figures import age_figures, batch_figures, hindsight, move_share, sampler_figures
 from engine.train.forward import completion_states, n_tokens_of, tokens_of
 from engine.train.learner import Learner, NotFinite, NothingToLearn
 from engine.train.logprobs import measure_tokens
@@ -68,8 +69,9 @@ def run_update(job: TrainJob, selection: Selection, learner: Learner, scorer: Sc
     clock = _Stopwatch()
     job = _with_steered_penalty(job, learner)
     gathered = _gather(job, selection, learner, scorer, tick)
-    metrics = sampler_figures(gathered.sampled.rated, job.ppo.importance_cap) | batch_figures(gathered.answers)
-    _check_effective_share(metrics, len(gathered.sampled.rated))
+    metrics = sampler_figures(gathered.sampled.rated, job.ppo.importance_cap)
+    metrics |= batch_figures(gathered.answers, scorer.base.eos_ids) | age_figures(job, selection)
+    _check_effective_share(metrics, len(gathered.sampled.rated), gathered.left_out)
     clock.lap("gather")
     course, figures = prepare(job, gathered, learner, scorer, lambda: tick("value", 0, 0))
     metrics |= figures
@@ -78,6 +80,7 @@ def run_update(job: TrainJob, selection: Selection, learner: Learner, scorer: Sc
     metrics |= optimise(job, course, learner, scorer, tick)
     clock.lap("optimise")
     metrics |= settle(job, gathered.answers, learner.lora, before, scorer, tick)
+    metrics["lora/move_share"] = move_share(before, learner.lora.parameters())
     if course.targets:
         metrics |= hindsight(learner.critic, course.targets, scorer, lambda: tick("measure", 0, 0))
     metrics |= _steer_penalty(job, learner, metrics)
@@ -90,13 +93,13 @@ def _gather(job: TrainJob, selection: Selection, learner: Learner, scorer: Score
     return gather(job, selection, learner.lora, scorer, lambda: tick("gather", 0, 0), mismatched=mismatched)
 
 
-def _check_effective_share(metrics: dict[str, float], n_answers: int) -> None:
+def _check_effective_share(metrics: dict[str, float], n_answers: int, left_out: Mapping[str, int]) -> None:
     share = metrics.get("is/ess", 1.0)
     if share < EFFECTIVE_SHARE_MIN:
         raise NothingToLearn(
             f"after importance weighting the sampled answers are worth {share:.0%} of their tokens, at least "
             f"{EFFECTIVE_SHARE_MIN:.0%} are wanted: they come from another policy",
-            {"low_effective_share": n_answers},
+            {**left_out, "low_effective_share": n_answers},
         )
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from engine.fault import EngineFault
 from engine.link import Link, Stopped
-from engine.protocol import Message, Progress, Ready, Score, Scored, StartTrain, Stop, Train, Trained, TrainFailed
+from engine.protocol import Message, Pace, Progress, Ready, Score, Scored, StartTrain, Stop, Train, Trained, TrainFailed
 
 if TYPE_CHECKING:
     from engine.train.scorer import Scorer
@@ -99,6 +99,8 @@ class _Loop:
                     self._score(message)
                 case Train():
                     self._train(message)
+                case Pace():
+                    self._scorer.lanes.pauses.set_share(message.share)
                 case _:
                     log.warning("a train worker does not take %s", type(message).__name__)
 
@@ -112,6 +114,9 @@ class _Loop:
         message = self._link.receive(0)
         if isinstance(message, Stop):
             raise Stopped
+        if isinstance(message, Pace):
+            self._scorer.lanes.pauses.set_share(message.share)
+            return
         if message is not None:
             self._waiting.append(message)
 

@@ -73,6 +73,10 @@ def parts(**changes: Any) -> Parts:
         ),
         "written": WrittenCounts(pairs_waiting=2, pairs_used=3, corrections_waiting=1),
         "dropped": {"greedy": 2, "stale": 1},
+        "left_out": {"engine_mismatch": 3},
+        "alarms": ("more answers are cut off",),
+        "noise": protocol.EngineNoise(bias=-0.005, spread=0.09, tokens=20.0, temperature=0.7),
+        "noise_why": "",
         "active": 3,
         "queued": 1,
         "counters": {"finished_total": 11, "failed_total": 1},
@@ -131,6 +135,21 @@ def test_a_status_shows_where_the_reference_moved_and_that_it_did_not() -> None:
     moved = {"since": "1970-01-01T00:00:50.000Z", "from": 0, "ratings": 130, "mean_rating": 0.5}
     assert status.status(parts(reference=2))["learner"]["reference"] == {"version": 2, "moved": moved}
     assert status.status(parts(anchor=None))["learner"]["reference"] == {"version": 0, "moved": None}
+
+
+def test_what_updates_left_out_the_alarms_and_the_calibration_are_shown() -> None:
+    learner = status.status(parts())["learner"]
+    assert learner["left_out"] == {"engine_mismatch": 3}
+    assert learner["alarms"] == ["more answers are cut off"]
+    assert learner["calibration"] == {
+        "measured": True,
+        "bias": -0.005,
+        "spread": 0.09,
+        "tokens": 20.0,
+        "temperature": 0.7,
+    }
+    unknown = status.status(parts(noise=None, noise_why="not measured yet"))["learner"]["calibration"]
+    assert unknown == {"measured": False, "why": "not measured yet"}
 
 
 def test_a_status_is_plain_json() -> None:

@@ -349,6 +349,7 @@ class Serve:
                 live_canary=canary(self.swap.live_version, self.probes),
                 fluency=tuple(fluency),
                 fluency_texts=tuple(texts),
+                fluency_logprobs=tuple((-1.0,) * len(answer.completion_ids) for answer in fluency),
                 load_ms=0.0,
                 prove_ms=0.0,
                 longest_gap_ms=0.0,
@@ -423,6 +424,7 @@ class Train:
             reference_logprob=-2.5 if any(token != EOS_ID for token in episode.completion_ids) else None,
             kl=0.01,
             engine_gap=0.0,
+            engine_bias=0.0,
         )
 
     def train(self, message: protocol.Train) -> None:

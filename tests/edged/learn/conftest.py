@@ -44,7 +44,7 @@ PROBES = (
 LIVE_CANARY = ((-1.0, -2.0), (-0.5,))
 MOVED_CANARY = ((-0.5, -2.5), (-1.0,))
 PPO = protocol.PpoSettings(epochs=2, critic_warmup_steps=3)
-Behaviour = Literal["train", "die", "die_when_done", "refuse", "disk_full", "hang"]
+Behaviour = Literal["train", "die", "die_when_done", "refuse", "empty", "disk_full", "hang"]
 
 
 def make_weights(seed: int, *, rank: int = LORA.rank, layers: int = LORA.layers, bad: bool = False) -> AdapterWeights:
@@ -181,6 +181,12 @@ class LightTrainWorker:
                 self.trainer.received(
                     protocol.TrainFailed(job_id=job.job_id, code="not_finite", message="the loss is NaN")
                 )
+            case "empty":
+                self.trainer.received(
+                    protocol.TrainFailed(
+                        job_id=job.job_id, code="batch_empty", message="nothing left", details={"engine_mismatch": 2}
+                    )
+                )
             case "disk_full":
                 self.trainer.received(
                     protocol.TrainFailed(job_id=job.job_id, code="engine_error", message="is the disk full?")
@@ -231,6 +237,18 @@ class LightStage:
         return 1.5
 
 
+@dataclasses.dataclass
+class LightCalibration:
+    """A calibration that is over before it began."""
+
+    noise: protocol.EngineNoise | None = None
+    is_pending: bool = False
+    is_over: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+
+    async def over(self) -> None:
+        await self.is_over.wait()
+
+
 class Box:
     """One state folder and everything that learns in it."""
 
@@ -251,6 +269,7 @@ class Box:
         self.trainer = Trainer(self.worker, start_timeout_s=GUARD_S, on_progress=self.progress.append)
         self.worker.trainer = self.trainer
         self.candidates = asyncio.Lock()
+        self.calibration = LightCalibration()
         self.rules = Rules(batch_ratings=16, max_wait_s=900.0, max_batch=64, replay_ratio=0.5, staleness=8)
         self.limits = gate.Limits(
             norm_max=20.0, live_kl_max=0.5, canary_gap_max=0.25, fluency_drop=0.8, fluency_floor=1.5, distinct_drop=0.4
@@ -301,6 +320,7 @@ class Box:
             folders=self.folders,
             trainer=self.trainer,
             updater=self.updater,
+            calibration=self.calibration,
             on_change=self._changed,
             on_finished=self.finished.append,
         )

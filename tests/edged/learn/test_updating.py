@@ -126,6 +126,16 @@ def test_a_job_that_the_trainer_refuses_fails_with_its_reason(in_box: InBox) -> 
     in_box(scenario)
 
 
+def test_t_is_3_answers_that_a_failed_update_could_not_use_are_counted_by_reason(in_box: InBox) -> None:
+    async def scenario(box: Any) -> None:
+        box.worker.behaviours.append("empty")
+        finished = await carry(box)
+        assert (finished.verdict, finished.metrics) == ("failed", {"dropped/engine_mismatch": 2.0})
+        assert box.store.updates.left_out() == {"engine_mismatch": 2}
+
+    in_box(scenario)
+
+
 def test_a_trainer_whose_machine_lacks_something_for_a_moment_is_asked_again(in_box: InBox) -> None:
     async def scenario(box: Any) -> None:
         box.worker.behaviours.extend(["disk_full", "disk_full"])

@@ -177,3 +177,31 @@ def test_list_gives_the_newest_first(in_store: InStore) -> None:
         assert [update.id for update in await store.updates.list(2)] == [3, 2]
 
     in_store(scenario)
+
+
+def test_answers_that_updates_could_not_use_are_counted_by_reason_and_over_restarts(
+    in_store: InStore, operator: Caller
+) -> None:
+    async def scenario(store: Store) -> None:
+        for metrics in (
+            {"dropped/engine_mismatch": 2.0, "reward/mean": 0.5},
+            {"dropped/engine_mismatch": 1.0, "dropped/ppo_group_of_one": 4.0},
+        ):
+            update = await planned(store)
+            await store.updates.finish(
+                update.id,
+                verdict="failed",
+                reason="batch_empty",
+                seconds={},
+                metrics=metrics,
+                now=20.0,
+                publish=None,
+                caller=operator,
+            )
+        assert store.updates.left_out() == {"engine_mismatch": 3, "ppo_group_of_one": 4}
+
+    async def again(store: Store) -> None:
+        assert store.updates.left_out() == {"engine_mismatch": 3, "ppo_group_of_one": 4}
+
+    in_store(scenario)
+    in_store(again)

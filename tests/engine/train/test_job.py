@@ -10,14 +10,16 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from adapters.folder import load_adapter_folder
+from adapters.weights import AdapterWeights
 from engine.lora import Lora
 from engine.models import Base
-from engine.protocol import RatedEpisode, TrainResult
+from engine.protocol import EngineNoise, RatedEpisode, TrainResult
 from engine.train import job as job_module
 from engine.train import optimise
 from engine.train.checkpoint import load_checkpoint
@@ -281,6 +283,75 @@ def test_dropped_episodes_are_counted_and_the_others_trained_on(
     result = run(write_job(tmp_path / "job", make_job(episodes)), scorer)
     assert result.dropped == {"empty": 1}
     assert result.metrics["episodes"] == 8
+
+
+def off_by(rated: RatedEpisode, nats: float) -> RatedEpisode:
+    """The answer as if its sampler had found each token `nats` less likely than the trainer does."""
+    logprobs = tuple(p - nats for p in rated.episode.logprobs if p is not None)
+    return dataclasses.replace(rated, episode=dataclasses.replace(rated.episode, logprobs=logprobs))
+
+
+NOISE = EngineNoise(bias=0.0, spread=0.05, tokens=8.0, temperature=0.7)
+
+
+def test_t_is_2_an_answer_that_the_server_does_not_compute_as_the_trainer_is_left_out_by_its_name(
+    scorer: Scorer, sample_episodes: MakeEpisodes, tmp_path: Path
+) -> None:
+    episodes = sample_episodes(10)
+    wrong = [off_by(episodes[3], 0.5), off_by(episodes[7], -0.5)]
+    mixed = [*episodes[:3], wrong[0], *episodes[4:7], wrong[1], *episodes[8:]]
+    right = [*episodes[:3], *episodes[4:7], *episodes[8:]]
+    with_them = run(write_job(tmp_path / "mixed", make_job(mixed, noise=NOISE)), scorer)
+    without = run(write_job(tmp_path / "right", make_job(right, noise=NOISE)), scorer)
+    assert (with_them.dropped, without.dropped) == ({"engine_mismatch": 2}, {})
+    assert with_them.metrics == without.metrics, "they are in no advantage, no mean and no figure"
+    assert with_them.metrics["is/sequence_max"] == pytest.approx(1.0, abs=1e-4)
+    uncalibrated = run(write_job(tmp_path / "uncalibrated", make_job(mixed)), scorer)
+    assert uncalibrated.dropped == {}
+    assert uncalibrated.metrics["is/sequence_max"] == pytest.approx(math.exp(0.5), rel=1e-4)
+
+
+def test_t_is_2_a_batch_that_another_policy_gave_is_refused_and_counted(
+    scorer: Scorer, sample_episodes: MakeEpisodes, tmp_path: Path
+) -> None:
+    job = make_job([off_by(rated, 0.5) for rated in sample_episodes(8)], noise=NOISE)
+    failure = failing(write_job(tmp_path / "job", job), scorer)
+    assert (failure.code, failure.details) == ("batch_empty", {"engine_mismatch": 8})
+
+
+def test_t_is_3_a_batch_of_which_the_weights_leave_too_little_is_refused_and_counted(
+    scorer: Scorer, sample_episodes: MakeEpisodes, tmp_path: Path
+) -> None:
+    # One answer with all the weight: the others' tokens were all but certain to who sampled them.
+    first, *others = sample_episodes(12)
+    certain = [dataclasses.replace(one.episode, logprobs=(-0.001,) * len(one.episode.completion_ids)) for one in others]
+    job = make_job([first, *[dataclasses.replace(o, episode=e) for o, e in zip(others, certain, strict=True)]])
+    failure = failing(write_job(tmp_path / "job", job), scorer)
+    assert (failure.code, failure.details) == ("batch_empty", {"low_effective_share": 12})
+    assert "are worth" in failure.message
+
+
+def test_t_mask_4_t_stale_1_t_lora_8_an_update_tells_of_cut_answers_their_ages_and_how_far_it_moved(
+    scorer: Scorer, sample_episodes: MakeEpisodes, tmp_path: Path
+) -> None:
+    v1, v2 = (publish_lora(tmp_path / f"v{n}", random_lora(scorer.base, seed=n), n) for n in (1, 2))
+    episodes = [*sample_episodes(3, adapter=v2), *sample_episodes(1, seed=1, adapter=v1)]
+    ended = dataclasses.replace(episodes[0].episode, completion_ids=(*episodes[0].episode.completion_ids[:-1], 2))
+    episodes[0] = dataclasses.replace(episodes[0], episode=ended)
+    old = dataclasses.replace(sample_episodes(1, seed=2)[0], replay=True)
+    folder = write_job(tmp_path / "job", make_job([*episodes, old], parent=v2, version=3))
+    metrics = run(folder, scorer).metrics
+    assert metrics["episodes/cut_share"] == 3 / 4, "of the new ones"
+    assert (metrics["is/age_mean"], metrics["is/age_max"]) == (pytest.approx(3 / 5), 2.0)
+    parent, _ = load_adapter_folder(tmp_path / "v2", scorer.base.config.shape)
+    child, _ = load_adapter_folder(folder / "out" / "adapter", scorer.base.config.shape)
+    moved = sum(float(((new - old_) ** 2).sum()) for new, old_ in zip(flat(child), flat(parent), strict=True))
+    size = sum(float((one**2).sum()) for one in flat(child))
+    assert metrics["lora/move_share"] == pytest.approx(math.sqrt(moved / size), rel=1e-3)
+
+
+def flat(weights: AdapterWeights) -> list[Any]:
+    return [matrix for module in sorted(weights.matrices) for matrix in weights.matrices[module]]
 
 
 def test_a_number_that_is_not_finite_voids_the_update(
