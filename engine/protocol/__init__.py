@@ -207,9 +207,9 @@ _REGISTRY: dict[str, type[Message]] = {
     for cls in (
         Hello, Ready, Fault, Beat, Stop,
         StartServe, Generate, Cancel, Begun, Chunk, ChoiceDone, RequestDone, RequestFailed,
-        Tokenise, Tokenised,
+        Tokenise, Tokenised, Decoding,
         Stage, Staged, StageFailed, Route, Routed, RouteFailed,
         StartScore, Judge, Judged, Fit, Fitted,
-        StartTrain, Score, Scored, Train, Progress, Trained, TrainFailed,
+        StartTrain, Score, Scored, Train, Progress, Trained, TrainFailed, Pace,
     )
 }  # fmt: skip
