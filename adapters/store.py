@@ -80,13 +80,20 @@ def publish_folder(source: Path, destination: Path) -> None:
 
 
 def write_file_atomically(path: Path, data: bytes) -> None:
-    """Replace the content of `path` by `data`, durably: after a crash it holds the old bytes or the new ones."""
+    """Replace the content of `path` by `data`, durably: after a crash it holds the old bytes or the new ones.
+
+    Raises OSError: the disk refused; it holds the old ones, and nothing half-written lies beside it.
+    """
     temporary = path.with_name(path.name + TMP_SUFFIX)
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
     fsync_folder(path.parent)
 
 

@@ -227,7 +227,7 @@ class Learner:
         versions = await asyncio.to_thread(self._folders.versions)
         rows = max(UNUSED_ROWS, settings.rules.batch_ratings)
         unused = await self._ratings.unused_rated(rows, base_sha256=self._base_sha256)
-        while len(unused) == rows and not plan.has_contrast(unused):  # it may lie behind any number of equal ratings
+        while len(unused) == rows and not plan.has_contrast(unused, settings.rules):  # it may lie behind any number
             rows *= 2
             unused = await self._ratings.unused_rated(rows, base_sha256=self._base_sha256)
         return plan.View(

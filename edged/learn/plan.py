@@ -3,7 +3,8 @@
 A choice counts once: after an update has trained on it, rating it again does not bring it back (the store keeps that).
 `batch_ratings` new ratings make an update; so do fewer, once the oldest has waited `max_wait_s`, or when somebody asks.
 A batch whose ratings are all equal carries no information about what is better, so it waits for contrast and joins the
-next one. Replay adds older rated episodes within the staleness cap, chosen by the update's seed.
+next one; where KTO alone learns from ratings, which sees nothing but their sign, so does a batch of one sign. Replay
+adds older rated episodes within the staleness cap, chosen by the update's seed.
 
 Where an objective feeds on them, preferred pairs and corrections join the next update, the oldest first; they make one
 alone once the oldest has waited `max_wait_s`, or when somebody asks. KTO takes the ratings that a policy gradient
@@ -49,6 +50,11 @@ class Rules:
     def written_max(self) -> int:
         """Pairs and corrections in one update: a pair is two answers."""
         return max(1, self.max_batch // 2)
+
+    @property
+    def asks_for_both_kinds(self) -> bool:
+        """Whether only thumbs are learned from, for which ratings differ if one is above 0 and one below."""
+        return "thumbs" in self.feeds and not self.feeds & {"rated", "groups"}
 
     @property
     def answers_max(self) -> int:
@@ -182,13 +188,13 @@ def _decide_ratings(usable: Sequence[RatedChoice], missing: int, view: View, now
         why = f"{missing} more ratings make an update"
         return _waiting("collecting", why, missing=missing, want_trainer=want_trainer, wake_at=due_at)
     batch = tuple(usable[: rules.max_batch])
-    if len(batch) < RATINGS_MIN or not has_contrast(batch):
+    if len(batch) < RATINGS_MIN or not has_contrast(batch, rules):
         # The newest of many equal ratings may bring the contrast: it must not be cut off by the batch's limit.
-        batch = with_contrast(usable, rules.max_batch)
+        batch = with_contrast(usable, rules)
     if not batch:
-        why = (
-            "all new ratings are equal" if len(usable) >= RATINGS_MIN else "one rating has nothing to be compared with"
-        )
+        why = "one rating has nothing to be compared with"
+        if len(usable) >= RATINGS_MIN:
+            why = "all new ratings are of one kind" if rules.asks_for_both_kinds else "all new ratings are equal"
         return _waiting("waiting_for_contrast", why, missing=missing, want_trainer=want_trainer)
     return Decision(
         state="training",
@@ -237,20 +243,32 @@ def unfit_for_policy(choice: RatedChoice, view: View, rules: Rules) -> DropReaso
     return None
 
 
-def has_contrast(choices: Sequence[RatedChoice]) -> bool:
+def has_contrast(choices: Sequence[RatedChoice], rules: Rules) -> bool:
     """Whether at least two ratings differ."""
-    ratings = [choice.rating for choice in choices]
-    return bool(ratings) and max(ratings) - min(ratings) > CONTRAST_MIN
+    return _contrast(choices, rules) is not None
 
 
-def with_contrast(usable: Sequence[RatedChoice], max_batch: int) -> tuple[RatedChoice, ...]:
-    """At most `max_batch` choices, oldest first, of which two differ; () if all ratings are equal."""
-    first = usable[0]
-    other = next((choice for choice in usable if abs(choice.rating - first.rating) > CONTRAST_MIN), None)
-    if other is None:
+def with_contrast(usable: Sequence[RatedChoice], rules: Rules) -> tuple[RatedChoice, ...]:
+    """At most `max_batch` choices, the oldest ones and two that differ, in their order; () if all ratings are equal."""
+    differing = _contrast(usable, rules)
+    if differing is None:
         return ()
-    oldest = [choice for choice in usable[:max_batch] if choice.episode_id != other.episode_id]
-    return (*oldest[: max_batch - 1], other)
+    others = [number for number in range(min(len(usable), rules.max_batch)) if number not in differing]
+    chosen = sorted([*differing, *others[: rules.max_batch - len(differing)]])
+    return tuple(usable[number] for number in chosen)
+
+
+def _contrast(choices: Sequence[RatedChoice], rules: Rules) -> tuple[int, int] | None:
+    """The numbers of the first two choices that differ in what the objectives look at."""
+    if not choices:
+        return None
+    if rules.asks_for_both_kinds:
+        liked = next((number for number, choice in enumerate(choices) if choice.rating > 0.0), None)
+        disliked = next((number for number, choice in enumerate(choices) if choice.rating < 0.0), None)
+        return None if liked is None or disliked is None else (liked, disliked)
+    first = choices[0].rating
+    other = (number for number, choice in enumerate(choices) if abs(choice.rating - first) > CONTRAST_MIN)
+    return next(((0, number) for number in other), None)
 
 
 def replay(used: Sequence[RatedChoice], *, n_new: int, seed: int, view: View, rules: Rules) -> tuple[RatedChoice, ...]:

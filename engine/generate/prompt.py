@@ -20,6 +20,11 @@ class Prompts:
         if model.chat_template is not None:
             self._template = ChatTemplate(model.chat_template, bos=self._bos, eos=model.special_text("eos"))
 
+    @property
+    def keeps_turns(self) -> bool:
+        """See `ChatTemplate.keeps_turns`; True without a template."""
+        return self._template is None or self._template.keeps_turns()
+
     def chat(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
         """Token ids of a conversation up to where the assistant speaks. Raises BadTemplate."""
         if self._template is None:

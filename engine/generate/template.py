@@ -16,6 +16,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from engine.protocol import ChatMessage
 
 _ANSWER = "Good-morning-to-you"  # found again in what a template writes
+_THOUGHT = f"<think>\nWhat do people say?\n</think>\n\n{_ANSWER}"  # some templates forget what was thought
 
 
 class BadTemplate(ValueError):
@@ -52,6 +53,18 @@ class ChatTemplate:
         except BadTemplate:
             return ""
         return text.rpartition(_ANSWER)[2] if _ANSWER in text else ""
+
+    def keeps_turns(self) -> bool:
+        """Whether a later prompt of a conversation begins with what an earlier one and its answer were: False for a
+        template that rewrites what was said, such as by leaving out what was thought. True where it takes no second
+        turn."""
+        turns = (ChatMessage(role="user", content="Hi"), ChatMessage(role="assistant", content=_THOUGHT))
+        try:
+            first = self.render(turns[:1])
+            second = self.render((*turns, ChatMessage(role="user", content="And now?")))
+        except BadTemplate:
+            return True
+        return second.startswith(first + _THOUGHT)
 
     def _render(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool) -> str:
         if not messages:

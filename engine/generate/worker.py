@@ -67,7 +67,8 @@ def run(link: Link, start: StartServe) -> None:
         LinkLost, Stopped: see `engine.link`.
     """
     loaded = link.beat_while(lambda: _load(start), "loading")
-    link.send(Ready(load_s=loaded.load_s, model=loaded.model.facts(), probes=loaded.probes))
+    facts = dataclasses.replace(loaded.model.facts(), keeps_turns=loaded.prompts.keeps_turns)
+    link.send(Ready(load_s=loaded.load_s, model=facts, probes=loaded.probes))
     _Loop(link, loaded, start).run()
 
 
@@ -156,6 +157,12 @@ def _load(start: StartServe) -> _Loaded:
     try:
         prompts = Prompts(model)
         probes = tuple(prompts.probe(probe) for probe in start.probes)
+        if not prompts.keeps_turns:
+            log.warning(
+                "the chat template of %s rewrites earlier turns of a conversation: what is learned of an answer holds "
+                "behind its own prompt, and a later prompt may show it otherwise",
+                start.model_path,
+            )
     except BadTemplate as error:
         raise EngineFault("bad_template", f"{start.model_path}: {error}") from error
     adapter = _load_adapter(model, start.adapter)

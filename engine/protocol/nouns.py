@@ -24,7 +24,10 @@ class ProbeTokens:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What a serve worker found in the model file."""
+    """What a serve worker found in the model file.
+
+    keeps_turns: the chat template leaves earlier turns of a conversation as they were.
+    """
 
     architecture: str
     n_layers: int
@@ -33,3 +36,4 @@ class ModelFacts:
     n_ctx_train_tokens: int
     eos_ids: tuple[int, ...]
     chat_template: bool
+    keeps_turns: bool = True

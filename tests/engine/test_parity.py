@@ -39,6 +39,22 @@ TEXTS = (
 )
 PROMPT_TOKENS = 3
 
+# 64 fixed continuations, four out of each text: short, so that they stay cheap.
+MORE_TEXTS = (
+    *TEXTS,
+    "Dear neighbour, thank you for watering my plants while I was away.",
+    "SELECT name, price FROM items WHERE price < 10 ORDER BY name;",
+    "The train from platform 4 leaves at 18:32 and arrives at 21:05.",
+    "¿Dónde está la biblioteca? Está a la vuelta de la esquina.",
+    "Les élèves ont déjà mangé; où êtes-vous allés hier soir ?",
+    "Привет! Как дела? Сегодня очень холодно, возьми шапку.",
+    "- milk\n- bread\n- two eggs\n- a pound of butter\n- some apples",
+    "It was a dark night, and nobody saw the cat climb over the wall.",
+    "Water boils at 100 °C (212 °F); at 3,000 m it boils at about 90 °C.",
+    "안녕하세요, 만나서 반갑습니다. 오늘 날씨가 좋네요.",
+)
+WINDOW_TOKENS, WINDOW_PROMPT = 7, 3
+
 # Mean |difference| in nats a token. Measured: 0.075 to 0.09 by rounding alone (llama.cpp rounds activations to 8 bits
 # before each product of a quantised matrix); written wrongly, 0.3 and more.
 BOUND = 0.12
@@ -153,6 +169,24 @@ def test_t_sync_1_with_an_adapter_both_engines_agree(
     served_adapter: list[np.ndarray], trained_adapter: list[np.ndarray]
 ) -> None:
     assert mean_gap(served_adapter, trained_adapter) < BOUND
+
+
+def test_t_sync_1_on_sixty_four_continuations_an_adapter_adds_next_to_nothing_to_the_gap_of_the_base(
+    engines: Engines, adapter: AdapterWeights, tmp_path: Path
+) -> None:
+    ids = [engines.model.tokenise(text, add_special=False, parse_special=False) for text in MORE_TEXTS]
+    windows = [
+        of_text[start : start + WINDOW_TOKENS]
+        for of_text in ids
+        for start in (round(i * (len(of_text) - WINDOW_TOKENS) / 3) for i in range(4))
+    ]
+    probes = tuple(ProbeTokens(prompt_ids=w[:WINDOW_PROMPT], completion_ids=w[WINDOW_PROMPT:]) for w in windows)
+    assert len(set(probes)) >= 64
+    many = dataclasses.replace(engines, probes=probes)
+    of_base = mean_gap(many.served(None), many.trained(None))
+    of_adapter = mean_gap(many.served(write_gguf(tmp_path, adapter)), many.trained(adapter))
+    assert of_base < BOUND
+    assert of_adapter < 1.5 * of_base
 
 
 def test_t_sync_2_the_adapter_changes_both_engines_by_far_more_than_their_gap(

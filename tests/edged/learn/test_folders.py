@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 
+from adapters import store
 from adapters.store import folder_name
 from edged.learn.folders import CHECKPOINTS_KEPT, Folders, bytes_under
 from engine import protocol
+from tests import faults
 from tests.edged.learn.conftest import PPO
 
 JOBS = ("update-1", "update-2", "import-4")
@@ -150,6 +157,24 @@ def test_half_a_training_state_is_replaced_by_the_whole_one(folders: Folders, ca
     (folders.checkpoints / "v1").mkdir()
     folders.publish(candidate / "adapter", candidate / "checkpoint", 1)
     assert (folders.checkpoints / "v1" / "critic.safetensors").exists()
+
+
+def test_killed_or_out_of_space_at_any_write_what_is_there_is_whole_and_doing_it_again_finishes_it(
+    folders: Folders, candidate: Path, job: protocol.TrainJob, tmp_path: Path
+) -> None:
+    (tmp_path / "job.msgpack").write_bytes(msgpack.packb(protocol.to_map(job)))
+    store.write_current(tmp_path, "v7-0a1b2c3d")
+    template = tmp_path.rename(tmp_path.with_name(tmp_path.name + "-template"))
+    command = [sys.executable, "-m", "tests.edged.learn.faulty_folders", str(template)]
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    ended = subprocess.run(command, check=True, timeout=300, env=environment, stdout=subprocess.PIPE, text=True)
+    cases = json.loads(ended.stdout)
+    assert {case["step"] for case in cases} == {"publish", "write_job", "write_current"}
+    assert all(case["whole"] and case["finished"] for case in cases), cases
+    assert all(case["code"] == -9 for case in cases if case["fault"] == "killed")
+    refused = [case for case in cases if case["code"] == faults.REFUSED]
+    assert {case["step"] for case in refused} == {"write_job"}, "the others write nothing that a full disk could refuse"
+    assert all(case["old"] for case in refused)
 
 
 def test_an_adapter_that_was_changed_after_training_is_not_published(folders: Folders, candidate: Path) -> None:

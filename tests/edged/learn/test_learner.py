@@ -146,6 +146,40 @@ def test_the_next_update_starts_from_the_live_version_and_replays_older_ratings(
     in_box(scenario)
 
 
+def test_each_kept_rating_is_followed_to_the_one_update_that_used_it_as_new(in_box: InBox) -> None:
+    async def scenario(box: Any) -> None:
+        jobs = keep_jobs(box)
+        for version, (n_usable, n_greedy) in enumerate([(16, 0), (17, 2), (20, 0)]):
+            await box.rate(*(UP_AND_DOWN * 2)[:n_usable], version=version)
+            await box.rate(*[1.0] * n_greedy, version=version, temperature=0.0)
+            await learned(box, version + 1)
+        used = await box.store.feedback.used_rated(0, 1000)
+        assert box.store.feedback.drop_counts() == {"greedy": 2}
+        assert (len(used), await box.unused()) == (53, 0), "every kept rating"
+        by_update = {update.id: update for update in box.finished}
+        for choice in used:
+            assert choice.used_by is not None
+            as_new = [
+                int(job.job_id.removeprefix("update-"))
+                for job in jobs
+                for rated in job.episodes
+                if rated.episode.episode_id == choice.episode_id and not rated.replay
+            ]
+            assert as_new == [choice.used_by]
+            assert choice.episode_id in by_update[choice.used_by].new_episode_ids
+        for number, job in enumerate(jobs, start=1):
+            replayed = {rated.episode.episode_id for rated in job.episodes if rated.replay}
+            assert set(by_update[number].replay_episode_ids) == replayed
+            assert replayed <= {choice.episode_id for choice in used if (choice.used_by or number) < number}
+            assert len(replayed) == (0, 8, 10)[number - 1]
+            assert all(
+                rated.reward == {c.episode_id: c.rating for c in used}[rated.episode.episode_id]
+                for rated in job.episodes
+            )
+
+    in_box(scenario)
+
+
 def test_a_rating_that_was_trained_on_counts_once(in_box: InBox) -> None:
     async def scenario(box: Any) -> None:
         await box.rate(*UP_AND_DOWN)

@@ -119,8 +119,8 @@ def test_a_contrast_that_lies_beyond_the_largest_batch_is_reached_for() -> None:
 
 
 def test_ratings_that_differ_by_less_than_a_millionth_are_equal() -> None:
-    assert not plan.has_contrast([rated(1, 0.5), rated(2, 0.5 + 1e-7)])
-    assert plan.has_contrast([rated(1, 0.5), rated(2, 0.51)])
+    assert not plan.has_contrast([rated(1, 0.5), rated(2, 0.5 + 1e-7)], RULES)
+    assert plan.has_contrast([rated(1, 0.5), rated(2, 0.51)], RULES)
 
 
 @pytest.mark.parametrize(
@@ -135,6 +135,16 @@ def test_nothing_is_trained_while_the_operator_says_so(changes: dict[str, Any], 
     decision = decide_now(view(mixed(8), asked=True, **changes))
     assert (decision.state, decision.batch, decision.want_trainer, decision.wake_at) == ("paused", (), False, None)
     assert re.search(why, decision.why)
+
+
+def test_t_kto_1_where_kto_alone_learns_ratings_of_one_sign_wait_for_one_of_the_other() -> None:
+    rules = dataclasses.replace(RULES, feeds=frozenset({"thumbs"}))
+    liked = [rated(n, rating) for n, rating in enumerate([1.0, 0.5, 0.0, 0.25, 1.0], start=1)]
+    waiting = decide_now(view(liked, asked=True), rules)
+    assert (waiting.state, waiting.why) == ("waiting_for_contrast", "all new ratings are of one kind")
+    both = [*liked, *[rated(n) for n in range(6, 20)], rated(20, -0.5)]
+    assert [choice.episode_id for choice in decide_now(view(both), rules).batch] == [1, 2, 3, 4, 5, 6, 7, 20]
+    assert decide_now(view(liked)).batch, "a policy gradient learns from degrees"
 
 
 # --------------------------------------------------------------------------------------------------- what is unfit
@@ -159,6 +169,19 @@ def test_what_ppo_cannot_use_is_dropped_with_a_reason(changes: dict[str, Any], r
 
 def test_a_choice_whose_adapter_is_gone_is_dropped() -> None:
     assert plan.unfit(rated(1, version=4), view(versions_on_disk=frozenset({0, 5})), RULES) == "adapter_gone"
+
+
+@given(st.integers(0, 12), st.integers(0, 12), st.integers(0, 12))
+def test_t_stale_1_an_answer_is_used_up_to_the_cap_and_not_one_version_older(
+    newest: int, age: int, staleness: int
+) -> None:
+    version = max(0, newest - age)
+    rules = dataclasses.replace(RULES, staleness=staleness)
+    seen = view(newest_version=newest, versions_on_disk=frozenset(range(13)))
+    expected = "stale" if newest - version > staleness else None
+    assert plan.unfit(rated(1, version=version), seen, rules) == expected
+    replayed = plan.replay([rated(1, version=version)], n_new=4, seed=1, view=seen, rules=rules)
+    assert bool(replayed) == (expected is None)
 
 
 def test_refused_candidates_age_an_episode_too() -> None:
@@ -230,7 +253,7 @@ def test_a_decision_keeps_its_promises(seen: View, now: float, rules: Rules) -> 
     assert set(decision.batch) <= set(usable)
     if decision.batch:
         assert 2 <= len(decision.batch) <= rules.max_batch
-        assert plan.has_contrast(decision.batch)
+        assert plan.has_contrast(decision.batch, rules)
         assert usable[0] in decision.batch  # the oldest never waits behind newer ones
         assert (decision.state, decision.want_trainer) == ("training", True)
         assert not seen.paused
@@ -263,6 +286,46 @@ def test_replay_takes_old_choices_within_its_share_by_seed(seen: View, n_new: in
     assert len(replayed) == max(0, min(len(fit), int(rules.replay_ratio * n_new), rules.max_batch - n_new))
     assert [choice for choice in fit if choice in replayed] == list(replayed)
     assert len({choice.episode_id for choice in replayed}) == len(replayed)
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.lists(st.lists(st.sampled_from([-1.0, -0.5, 1.0]), min_size=1, max_size=6), min_size=1, max_size=6),
+    RULE_SETS,
+    st.integers(0, 1000),
+)
+def test_every_kept_rating_is_new_in_exactly_one_update_and_only_then_replayed(
+    arrivals: list[list[float]], rules: Rules, seed: int
+) -> None:
+    """Ratings come in bursts, updates are made of them as the learner does, every version is published at once."""
+    waiting = [list(ratings) for ratings in arrivals]
+    unused: list[RatedChoice] = []
+    used: list[RatedChoice] = []  # newest first, as the store gives them
+    used_by: dict[int, int] = {}
+    version = n = 0
+    while True:
+        for rating in waiting.pop(0) if waiting else ():
+            n += 1
+            unused.append(rated(n, rating, version=version, rated_at=1000.0 + n))
+        seen = view(unused, newest_version=version, versions_on_disk=frozenset(range(version + 1)))
+        decision = decide(seen, 1e6, rules)
+        gone = {choice.episode_id for choice, _ in decision.drops}
+        assert all(version - choice.version > rules.staleness for choice, _ in decision.drops)
+        if decision.makes_update:
+            replayed = plan.replay(used, n_new=len(decision.batch), seed=seed, view=seen, rules=rules)
+            batch = {choice.episode_id for choice in decision.batch}
+            assert batch.isdisjoint(used_by)
+            assert {choice.episode_id for choice in replayed} <= set(used_by)
+            assert len(batch) + len(replayed) <= rules.max_batch
+            assert all(version - choice.version <= rules.staleness for choice in (*decision.batch, *replayed))
+            version += 1
+            used_by |= dict.fromkeys(batch, version)
+            used = [*decision.batch, *used]
+            gone |= batch
+        unused = [choice for choice in unused if choice.episode_id not in gone]
+        if not waiting and not decision.makes_update:
+            break
+    assert not plan.has_contrast(unused, rules), "what is left of the kept ones has nothing to be compared with"
 
 
 def test_another_seed_draws_another_replay() -> None:
@@ -369,7 +432,7 @@ def test_every_rating_pair_and_correction_is_used_once_its_time_has_come(
     assert used == [one.id for one in written if plan.is_used(one, rules)]
     left = [choice for choice in seen.unused if plan.unfit(choice, seen, rules) is None]
     takes_ratings = bool(feeds & {"rated", "groups", "thumbs"})
-    assert not takes_ratings or not plan.has_contrast(left)
+    assert not takes_ratings or not plan.has_contrast(left, rules)
     assert decision.wake_at is None
 
 

@@ -178,12 +178,14 @@ def test_an_adapter_of_nan_is_found_by_its_canary(
 def test_answers_of_a_proof_stop_at_their_length_and_carry_their_text(model: Model, decoder: Decoder) -> None:
     prompts = Prompts(model)
     asked = [prompts.user(text) for text in ("Name a colour.", "Name a fruit.", "Say hi.")]
-    answers, texts = finish(
+    answers, texts, logprobs = finish(
         prove.answer(decoder, asked, max_tokens=5, seed=3, eos_ids=model.eos_ids, piece_of=model.piece)
     )
     assert [answer.prompt_ids for answer in answers] == asked
     assert all(1 <= len(answer.completion_ids) <= 5 for answer in answers)
     assert all(texts)
+    assert [len(one) for one in logprobs] == [len(answer.completion_ids) for answer in answers]
+    assert all(-20.0 < value <= 0.0 for one in logprobs for value in one)
     assert not decoder.scheduler.has_work
 
 

@@ -17,6 +17,14 @@ STRICT = (
 )
 
 
+# As of Qwen3: what was thought in earlier turns is left out.
+FORGETFUL = (
+    "{% for m in messages %}{{'<|im_start|>' + m['role'] + '\n' }}"
+    "{{ m['content'].split('</think>')[-1].lstrip() if m['role'] == 'assistant' else m['content'] }}"
+    "{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
 def template(source: str) -> ChatTemplate:
     return ChatTemplate(source, bos="<s>", eos="</s>")
 
@@ -64,3 +72,9 @@ def test_what_ends_an_answer_is_read_off_the_template() -> None:
 def test_a_template_that_shows_no_assistants_turn_ends_none() -> None:
     assert template(STRICT).after_answer() == ""
     assert template("{{ raise_exception('never') }}").after_answer() == ""
+
+
+def test_t_tok_4_a_template_that_rewrites_earlier_turns_is_found_out() -> None:
+    assert template(CHATML).keeps_turns()
+    assert not template(FORGETFUL).keeps_turns()
+    assert template("{{ raise_exception('never') }}").keeps_turns(), "there is nothing to rewrite"

@@ -27,6 +27,7 @@ from engine.train.critic_head import new_head_critic
 from engine.train.job import JobFailed, run_job
 from engine.train.lanes import Lanes
 from engine.train.scorer import Scorer
+from tests import faults
 from tests.engine.train.conftest import MakeEpisodes
 from tests.engine.train.tiny import (
     BASE,
@@ -225,6 +226,29 @@ def test_t_res_1_a_fresh_process_replays_a_job_to_the_same_bytes(
     for tree in trees:
         del tree["result.msgpack"]  # holds the seconds it took
     assert trees[0] == trees[1]
+
+
+def test_t_res_1_killed_or_out_of_space_at_any_write_a_job_leaves_all_or_nothing_and_replays_to_the_same_bytes(
+    sample_episodes: MakeEpisodes, tiny_folder: Path, tmp_path: Path
+) -> None:
+    short = dataclasses.replace(PPO, epochs=1, minibatches=1, critic_warmup_steps=1)
+    template = write_job(tmp_path / "template", make_job(sample_episodes(4), ppo=short))
+    command = [sys.executable, "-m", "tests.engine.train.faulty_jobs", str(tiny_folder), str(template)]
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    ended = subprocess.run(command, check=True, timeout=600, env=environment, stdout=subprocess.PIPE, text=True)
+    cases = json.loads(ended.stdout)
+    points = [case["point"] for case in cases if case["fault"] == "killed"]
+    assert points.count("open") >= 7, "four files of the adapter, two of the checkpoint, and the result"
+    assert points.count("os.rename") == 1
+    nothing, everything = ["job.msgpack"], ["job.msgpack", "out"]
+    for case in cases:
+        assert case["replayed"], case
+        if case["fault"] == "killed":
+            assert (case["code"], case["left"]) in ((-9, nothing), (-9, [*nothing, "out.tmp"])), case
+        else:
+            assert (case["code"], case["left"]) in ((faults.REFUSED, nothing), (faults.DONE, everything)), case
+    refused = [case for case in cases if case["code"] == faults.REFUSED]
+    assert len(refused) >= 7, "every file but those that fit into what is left of the disk"
 
 
 def test_a_finished_job_is_not_run_again(scorer: Scorer, sample_episodes: MakeEpisodes, tmp_path: Path) -> None:
