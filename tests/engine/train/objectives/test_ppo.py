@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.train.objectives import ppo
+from engine.train.objectives.objective import TokenScores
+from tests.engine.train.objectives.answers import answer, settings_job
 
 LOW, HIGH, DUAL = 0.2, 0.28, 3.0
 
@@ -130,3 +132,14 @@ def test_t_lp_6_extreme_log_ratios_stay_finite() -> None:
     assert logprobs.grad is not None
     assert bool(torch.isfinite(loss))
     assert bool(torch.isfinite(logprobs.grad).all())
+
+
+def test_descending_with_a_bonus_makes_the_policy_less_certain() -> None:
+    item = answer([-1.0, -2.0], reward=1.0)
+    scores = TokenScores(item.parent.clone(), torch.tensor([0.5, 0.75], dtype=torch.float64, requires_grad=True))
+    flat = torch.zeros(2, dtype=torch.float64)
+    loss = ppo.clipped_surrogate(item, flat, flat + 1.0, scores, settings_job({"entropy_coef": 0.2, "kl_coef": 0.0}))
+    assert float(loss.loss) == pytest.approx(-0.2 * 1.25)
+    assert scores.entropy is not None
+    (gradient,) = torch.autograd.grad(loss.loss, scores.entropy)
+    assert gradient.tolist() == [-0.2, -0.2]
