@@ -304,19 +304,19 @@ def pick(judged: Sequence[JudgedAnswer], view: plan.View, rules: plan.Rules) -> 
             skipped.append((one.choice, reason))
     batch: list[RatedChoice] = []
     for group in groups.values():
-        if (why := _nothing_to_compare(group)) and not rules.feeds & {"rated", "thumbs"}:
+        if (why := _nothing_to_compare(group, rules)) and not rules.feeds & {"rated", "thumbs"}:
             skipped += [(choice, why) for choice in group]
         elif len(batch) + len(group) <= rules.max_batch:
             batch += group
         elif not batch:
             batch += group[: rules.max_batch]
-    if not plan.has_contrast(batch):
+    if not plan.has_contrast(batch, rules):
         skipped += [(choice, "equal_rewards" if len(batch) > 1 else "group_of_one") for choice in batch]
         batch = []
     return Picked(batch=tuple(batch), skipped=tuple(skipped))
 
 
-def _nothing_to_compare(group: Sequence[RatedChoice]) -> SkipReason | None:
+def _nothing_to_compare(group: Sequence[RatedChoice], rules: plan.Rules) -> SkipReason | None:
     if len(group) < plan.RATINGS_MIN:
         return "group_of_one"
-    return None if plan.has_contrast(group) else "equal_rewards"
+    return None if plan.has_contrast(group, rules) else "equal_rewards"

@@ -139,7 +139,7 @@ def test_descending_with_a_bonus_makes_the_policy_less_certain() -> None:
     scores = TokenScores(item.parent.clone(), torch.tensor([0.5, 0.75], dtype=torch.float64, requires_grad=True))
     flat = torch.zeros(2, dtype=torch.float64)
     loss = ppo.clipped_surrogate(item, flat, flat + 1.0, scores, settings_job({"entropy_coef": 0.2, "kl_coef": 0.0}))
-    assert float(loss.loss) == pytest.approx(-0.2 * 1.25)
+    assert float(loss.loss.detach()) == pytest.approx(-0.2 * 1.25)
     assert scores.entropy is not None
     (gradient,) = torch.autograd.grad(loss.loss, scores.entropy)
     assert gradient.tolist() == [-0.2, -0.2]
