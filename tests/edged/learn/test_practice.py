@@ -286,5 +286,5 @@ def test_every_judged_answer_is_used_skipped_or_waits_and_a_batch_always_has_con
     used, skipped = {choice.episode_id for choice in found.batch}, {choice.episode_id for choice, _ in found.skipped}
     assert not used & skipped
     assert len(found.batch) <= rules.max_batch
-    assert not found.batch or plan.has_contrast(found.batch)
+    assert not found.batch or plan.has_contrast(found.batch, rules)
     assert used | skipped or not rows
