@@ -55,6 +55,7 @@ class State:
     """users: requests under way. blocked: why nothing may begin, besides users; "" if nothing speaks against it.
 
     quiet_since: since when neither was the case, and no practice update was made. leaving: sampling was told to stop.
+    sampled: it came to its end, so the round goes on with what there is, if prompts turned out to be the same too.
     counts: None when they are not known any more. ready: the judge said that it can be asked. hold_s: how long the next
     failure holds.
     """
@@ -64,6 +65,7 @@ class State:
     blocked: str = ""
     quiet_since: float = 0.0
     leaving: bool = False
+    sampled: bool = False
     counts: PracticeCounts | None = None
     ready: bool = False
     held_until: float = 0.0
@@ -235,6 +237,9 @@ def _done(state: State, counts: PracticeCounts, trouble: str, now: float) -> Sta
     if not state.doing:
         raise ValueError(f"practice: something ended while nothing was under way: {state}")
     ended = dataclasses.replace(state, doing="", leaving=False, counts=counts)
+    if state.doing in ("sampling", "judging", "training"):
+        whole = state.doing == "sampling" and not state.leaving and counts.unjudged > 0
+        ended = dataclasses.replace(ended, sampled=whole)
     if state.doing == "preparing":
         ended = dataclasses.replace(ended, ready=not trouble)
     if trouble:
@@ -265,7 +270,11 @@ def _next(state: State, now: float, rules: Rules) -> Action | None:
         return None
     if counts.judged and not counts.unjudged:
         return Train()
-    missing = 0 if counts.judged else min(rules.round_prompts, counts.prompts + rules.prompts) - counts.groups
+    missing = (
+        0
+        if counts.judged or state.sampled
+        else min(rules.round_prompts, counts.prompts + rules.prompts) - counts.groups
+    )
     if missing <= 0 and not counts.unjudged:
         return None
     if not state.ready:

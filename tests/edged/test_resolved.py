@@ -22,6 +22,7 @@ from edged.settings import (
     LearnSection,
     LoraSection,
     PlacementSection,
+    PracticeSection,
     RewardSection,
     Section,
     ServeSection,
@@ -185,6 +186,35 @@ def test_a_folder_of_the_operator_is_the_same_folder_for_the_worker() -> None:
     assert start is not None
     assert isinstance(start.source, protocol.ClassifierSource)
     assert start.source.model_folder == str(Path.cwd() / "models" / "judge")
+
+
+@pytest.mark.parametrize(
+    ("reward", "learn", "off"),
+    [
+        (RewardSection(), LearnSection(), "no judge is configured (reward.source)"),
+        (RewardSection(source="fitted"), LearnSection(enabled=False), "learn.enabled is false"),
+        (
+            RewardSection(source="fitted"),
+            LearnSection(objectives={"sft": 1.0}),
+            "no objective of learn.objectives learns from judged answers",
+        ),
+        (RewardSection(source="fitted"), LearnSection(objectives={"sft": 1.0, "rloo": 0.5}), ""),
+    ],
+)
+def test_practice_is_on_where_something_judges_and_something_learns_from_it(
+    reward: RewardSection, learn: LearnSection, off: str
+) -> None:
+    assert resolved.practising(Settings(reward=reward, learn=learn)).rules.off == off
+
+
+def test_every_key_of_practice_gets_where_it_is_used() -> None:
+    section = PracticeSection(
+        idle_s=1.0, round_prompts=2, group_size=3, max_tokens=4, max_updates=5, prompts_file="/etc/prompts"
+    )
+    found = resolved.practising(Settings(practice=section, serve=ServeSection(slots=8), learn=LearnSection(seed=6)))
+    assert (found.rules.idle_s, found.rules.round_prompts, found.rules.updates_max) == (1.0, 2, 5)
+    assert (found.group_size, found.max_tokens, found.prompts_file, found.seed) == (3, 4, "/etc/prompts", 6)
+    assert found.at_once == 2
 
 
 def test_peoples_ratings_need_no_score_worker() -> None:

@@ -88,6 +88,12 @@ def test_a_request_interrupts_sampling_at_once_and_once_and_the_round_goes_on_la
     assert step(state, Tick(), 67.0, RULES)[1] == (Sample(3, fresh=False),)
 
 
+def test_prompts_that_turn_out_to_be_the_same_make_a_smaller_round() -> None:
+    fewer = dataclasses.replace(ASKED, unjudged=8, groups=2)
+    _, actions = after((30.0, Tick()), (30.0, Done(ASKED)), (30.0, Done(ASKED)), (40.0, Done(fewer)))
+    assert actions[-1] == Judge()
+
+
 def test_a_crash_between_judging_and_training_costs_nothing_and_between_sampling_and_judging_neither() -> None:
     _, actions = after((30.0, Tick()), (30.0, Done(dataclasses.replace(ASKED, judged=8, groups=2))))
     assert actions == [Count(), Train()]

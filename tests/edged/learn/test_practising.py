@@ -359,6 +359,22 @@ def test_prompts_of_a_user_who_is_removed_leave_no_answer_and_no_update(in_box: 
     in_box(scenario)
 
 
+def test_a_prompt_that_stands_in_the_operators_file_too_is_practised_once_a_round(in_box: Any, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("Why?\n")
+
+    async def scenario(box: Any) -> None:
+        gym = Gym(box)
+        gym.prompts_file = str(file)
+        messages = [{"role": "user", "content": "Why?"}]
+        await box.answer(messages=messages, prompt_ids=tuple(str(messages).encode()))
+        async with gym.running():
+            await gym.until("limit")
+        assert gym.practising.view().counts.rounds == 1
+
+    in_box(scenario)
+
+
 def test_prompts_of_the_operators_file_are_enough_and_one_that_is_refused_is_counted(
     in_box: Any, tmp_path: Path
 ) -> None:

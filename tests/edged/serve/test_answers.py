@@ -66,6 +66,7 @@ class Serve:
         self.engine = LightEngine()
         self.disk = LightDisk()
         self.recorded: list[tuple[int, Episode]] = []
+        self.load: list[tuple[int, int]] = []  # sequences under way, and requests that the worker had by then
         self.answers = Answers(
             Serving(model="small", base_sha256="0123456789abcdef" * 4, wait_s=wait_s),
             lambda: Limits(slots=slots, max_queue=max_queue),
@@ -73,6 +74,7 @@ class Serve:
             self.engine,
             self.disk,
             lambda episode_id, episode: self.recorded.append((episode_id, episode)),
+            lambda: self.load.append((self.answers.active, len(self.engine.asked))),
         )
         if ready:
             self.worker_ready()
@@ -204,6 +206,20 @@ def test_the_events_of_an_answer_come_in_order() -> None:
             Ended(choice=0, finish_reason="stop"),
             Usage(prompt_tokens=3, cached_tokens=1, completion_tokens=2),
         ]
+
+    run(scenario)
+
+
+def test_who_gives_way_to_users_hears_of_a_request_before_the_worker_does_and_of_its_end() -> None:
+    async def scenario() -> None:
+        serve = Serve()
+        reader = serve.read(ask(n=1))
+        await serve.settle()
+        assert serve.load == [(1, 0)]
+        assert len(serve.engine.asked) == 1
+        serve.says(begun(), choice_done(), request_done())
+        await reader.end()
+        assert serve.load == [(1, 0), (0, 1)]
 
     run(scenario)
 
