@@ -270,16 +270,13 @@ def _next(state: State, now: float, rules: Rules) -> Action | None:
         return None
     if counts.judged and not counts.unjudged:
         return Train()
-    missing = (
-        0
-        if counts.judged or state.sampled
-        else min(rules.round_prompts, counts.prompts + rules.prompts) - counts.groups
-    )
-    if missing <= 0 and not counts.unjudged:
+    missing = min(rules.round_prompts, counts.prompts + rules.prompts) - counts.groups
+    samples = missing > 0 and not counts.judged and not state.sampled
+    if not samples and not counts.unjudged:
         return None
     if not state.ready:
         return Prepare()
-    return Sample(missing, fresh=counts.groups == 0) if missing > 0 else Judge()
+    return Sample(missing, fresh=counts.groups == 0) if samples else Judge()
 
 
 def draw(prompts: Sequence[T], wanted: int, seed: int) -> tuple[T, ...]:
