@@ -81,7 +81,7 @@ class Worker:
             _, message = protocol.decode(frame)
             if isinstance(message, protocol.Fault):
                 raise RuntimeError(f"{message.code}: {message.message}")
-            if not isinstance(message, protocol.Beat):
+            if not isinstance(message, protocol.Beat | protocol.Decoding):
                 return message
         raise TimeoutError(f"the serve worker said nothing for {REPLY_TIMEOUT_S:g} s")
 

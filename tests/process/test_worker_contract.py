@@ -35,6 +35,7 @@ EPOCH = 7
 Kind = Literal["light", "real"]
 M = TypeVar("M", bound=Message)
 
+NEWS = (protocol.Beat, protocol.Decoding)  # what a worker says unasked
 COMMANDS: dict[Kind, tuple[str, ...]] = {
     "light": (str(Path(__file__).parent / "light_worker.py"),),
     "real": ("-m", "engine.worker"),
@@ -85,19 +86,19 @@ class Worker:
         raise AssertionError("the worker says nothing")
 
     def expect(self, kind: type[M], *others: type[Message]) -> M:
-        """The next message that is no Beat; it must be of this kind. Messages of `others` may come before."""
+        """The next message that is no NEWS; it must be of this kind. Messages of `others` may come before."""
         while True:
             message = self.receive()
             if isinstance(message, kind):
                 return message
-            assert isinstance(message, (protocol.Beat, *others)), f"unexpected {message}"
+            assert isinstance(message, (*NEWS, *others)), f"unexpected {message}"
 
     def collect(self, request_id: str) -> list[Message]:
         """Everything that is said about a request, to its end."""
         said: list[Message] = []
         while not (said and isinstance(said[-1], protocol.RequestDone | protocol.RequestFailed)):
             message = self.receive()
-            if not isinstance(message, protocol.Beat):
+            if not isinstance(message, NEWS):
                 assert getattr(message, "request_id", None) == request_id, f"unexpected {message}"
                 said.append(message)
         return said
@@ -209,7 +210,7 @@ def stage(worker: Worker, adapter: AdapterRef, **changes: Any) -> protocol.Stage
         message = worker.receive()
         if isinstance(message, protocol.Staged | protocol.StageFailed):
             return message
-        assert isinstance(message, protocol.Beat), f"unexpected {message}"
+        assert isinstance(message, NEWS), f"unexpected {message}"
 
 
 def route(worker: Worker, version: int) -> protocol.Routed | protocol.RouteFailed:
@@ -309,7 +310,7 @@ def test_a_cancelled_request_ends_with_what_it_has(serving: Worker, kind: Kind) 
     said: dict[str, list[Message]] = {running.request_id: [], waiting.request_id: []}
     while not all(messages and isinstance(messages[-1], protocol.RequestDone) for messages in said.values()):
         message = serving.receive()
-        if not isinstance(message, protocol.Beat):
+        if not isinstance(message, NEWS):
             said[getattr(message, "request_id", "")].append(message)
     check_request(said[running.request_id], 4)
     check_request(said[waiting.request_id], 1)
@@ -540,7 +541,7 @@ def test_twenty_swaps_under_load_lose_no_request(
         match serving.receive():
             case protocol.Routed(version=version):
                 routed.append(version)
-            case protocol.Beat():
+            case protocol.Beat() | protocol.Decoding():
                 pass
             case protocol.RequestDone() as done:
                 said[done.request_id].append(done)

@@ -23,6 +23,7 @@ from engine.protocol import (
     Fault,
     Hello,
     Message,
+    Pace,
     Progress,
     Ready,
     Score,
@@ -114,6 +115,7 @@ def test_a_worker_scores_trains_reports_failures_and_stops(
     assert all(score.kl == 0.0 for score in scored.scores)
 
     folder = write_job(tmp_path / "job", make_job(episodes))
+    daemon.send(Pace(share=0.5))  # it rests between pieces of work, and comes to its end
     daemon.send(Train(job_id="t", folder=str(folder)))
     progress = daemon.receive(Progress)
     assert isinstance(progress, Progress)
