@@ -79,3 +79,7 @@ def test_every_test_that_carries_an_id_stands_in_the_row_of_that_item() -> None:
     listed = {item: set(proofs(cell)) for item, _, cell in ROWS}
     carried = {(item, test) for test in EXISTING for item in items_in(test)}
     assert {(item, test) for item, test in carried if test not in listed.get(item, ())} == set()
+
+
+def test_every_test_that_the_page_names_is_there() -> None:
+    assert set(proofs(PAGE)) - EXISTING == set()
