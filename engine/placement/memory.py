@@ -49,7 +49,7 @@ UBATCH_TOKENS = 256
 # As in engine/train: attention that keeps its [t, t] weights, blocks computed again in backward, rounding of rows.
 SHORT_TOKENS = 384
 RECOMPUTE_ABOVE_TOKENS = 4096
-BLOCK_COLUMNS = 1024  # of logits that are float32 at once
+BLOCK_COLUMNS = {"cpu": 1024, "cuda": 32_768}  # of logits that are float32 at once
 # As in engine/blocks: numbers that are unpacked at once, and what one of them takes meanwhile.
 SLICE_NUMBERS: Mapping[Literal["cpu", "cuda"], int] = {"cpu": 1 << 20, "cuda": 1 << 24}
 SLICE_NUMBER_BYTES = 12
@@ -253,7 +253,7 @@ def _actor_parts(request: Request, device: Device, tokens: int, n_replicas: int)
     }
     working = {
         "activations": lanes * _enlarged(backward_bytes(shape, training, device.kind, tokens), device),
-        "logits": lanes * _logit_bytes(request, tokens),
+        "logits": lanes * _logit_bytes(request, device.kind, tokens),
     }
     return held, working
 
@@ -275,7 +275,7 @@ def _reference_parts(request: Request, device: Device, _tokens: int, _n_replicas
     training = request.training
     working = {
         "activations": _forward_bytes(request, device, training.sequence_tokens),
-        "logits": _lanes(training, device) * _logit_bytes(request, training.sequence_tokens),
+        "logits": _lanes(training, device) * _logit_bytes(request, device.kind, training.sequence_tokens),
     }
     return {}, working
 
@@ -301,11 +301,11 @@ def _forward_bytes(request: Request, device: Device, tokens: int) -> int:
     return _lanes(training, device) * _enlarged(a_block, device)
 
 
-def _logit_bytes(request: Request, tokens: int) -> int:
+def _logit_bytes(request: Request, kind: Literal["cpu", "cuda"], tokens: int) -> int:
     """One chunk of logits in one lane, which becomes its probabilities in place; float32 exists in blocks only."""
     training = request.training
     rows = min(training.chunk_rows, round_up_rows(tokens))
-    in_float32 = 2 * BLOCK_COLUMNS * FLOAT32_BYTES
+    in_float32 = 2 * min(BLOCK_COLUMNS[kind], request.model.shape.n_vocab) * FLOAT32_BYTES
     return rows * (request.model.shape.n_vocab * ELEMENT_BYTES[training.dtype] + in_float32)
 
 

@@ -25,6 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
+from engine.fusion import fusible
 from engine.lora import Lora, Pair
 from engine.models import Base, Block, Linear
 from engine.train.attention import attend
@@ -192,18 +193,31 @@ class _RmsNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float, dtype: torch.dtype) -> torch.Tensor:
-        inverse_rms = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
-        unit = (x * inverse_rms).to(weight.dtype)
+        normed, unit, inverse_rms = _norm_forward(x, weight, eps, dtype)
         ctx.save_for_backward(unit, weight, inverse_rms)
-        result: torch.Tensor = (unit * weight).to(dtype)
-        return result
+        return normed
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        unit, weight, inverse_rms = ctx.saved_tensors
-        inner = (grad * weight).float()
-        along = (inner * unit).mean(dim=-1, keepdim=True)
-        return inner.sub_(unit * along).mul_(inverse_rms), None, None, None
+        return _norm_backward(grad, *ctx.saved_tensors), None, None, None
+
+
+@fusible
+def _norm_forward(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    inverse_rms = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+    unit = (x * inverse_rms).to(weight.dtype)
+    return (unit * weight).to(dtype), unit, inverse_rms
+
+
+@fusible
+def _norm_backward(
+    grad: torch.Tensor, unit: torch.Tensor, weight: torch.Tensor, inverse_rms: torch.Tensor
+) -> torch.Tensor:
+    inner = (grad * weight).float()
+    along = (inner * unit).mean(dim=-1, keepdim=True)
+    return inner.sub_(unit * along).mul_(inverse_rms)
 
 
 class _GatedSilu(torch.autograd.Function):
@@ -212,13 +226,21 @@ class _GatedSilu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(gate, up)
-        return F.silu(gate).mul_(up)
+        return _silu_forward(gate, up)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        gate, up = ctx.saved_tensors
-        grad_gate = torch.ops.aten.silu_backward(grad * up, gate)
-        return grad_gate, F.silu(gate).mul_(grad)
+        return _silu_backward(grad, *ctx.saved_tensors)
+
+
+@fusible
+def _silu_forward(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    return F.silu(gate).mul_(up)
+
+
+@fusible
+def _silu_backward(grad: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.ops.aten.silu_backward(grad * up, gate), F.silu(gate).mul_(grad)
 
 
 class _GatedGelu(torch.autograd.Function):
@@ -227,13 +249,22 @@ class _GatedGelu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(gate, up)
-        return F.gelu(gate, approximate="tanh").mul_(up)
+        return _gelu_forward(gate, up)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        gate, up = ctx.saved_tensors
-        grad_gate = torch.ops.aten.gelu_backward(grad * up, gate, approximate="tanh")
-        return grad_gate, F.gelu(gate, approximate="tanh").mul_(grad)
+        return _gelu_backward(grad, *ctx.saved_tensors)
+
+
+@fusible
+def _gelu_forward(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    return F.gelu(gate, approximate="tanh").mul_(up)
+
+
+@fusible
+def _gelu_backward(grad: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    grad_gate = torch.ops.aten.gelu_backward(grad * up, gate, approximate="tanh")
+    return grad_gate, F.gelu(gate, approximate="tanh").mul_(grad)
 
 
 _GATES = {"silu": _GatedSilu, "gelu": _GatedGelu}

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 ROW_STEP = 32  # row counts are rounded up to it: see `engine.train.decoder`
 CHUNK_ROWS = 512  # bounds the buffer of a lane: 512 * 49,152 * 2 B = 50 MB
 BLOCK_COLUMNS = 1024  # float32 of 512 rows: 2 MB, the second-level cache of a core
+CARD_BLOCK_COLUMNS = 32_768  # on a card, where a block is a handful of kernels: few of them; 67 MB
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -131,13 +132,13 @@ class _TokenScores(torch.autograd.Function):
             total, weighed = torch.zeros_like(highest), torch.zeros_like(highest)
             times_logits = torch.zeros_like(products)
             for start, (columns, logits) in zip(
-                range(0, head.shape[0], BLOCK_COLUMNS), _blocks(products, highest), strict=True
+                range(0, head.shape[0], _n_columns(head)), _blocks(products, highest), strict=True
             ):
                 powers = logits.div_(temperature).exp()
                 total += powers.sum(1, keepdim=True)
                 of_logits = powers * logits
                 weighed += of_logits.sum(1, keepdim=True)
-                times_logits[: total.shape[0], start : start + BLOCK_COLUMNS] = of_logits
+                times_logits[: total.shape[0], start : start + _n_columns(head)] = of_logits
                 columns.copy_(powers)
             log_total = total.log()
             of_entropy = log_total - weighed / total
@@ -171,8 +172,13 @@ def _blocks(products: torch.Tensor, highest: torch.Tensor) -> Iterator[tuple[tor
     The view may be written to once its logits have been used, which are the same memory in float32.
     """
     rows = products[: highest.shape[0]]
-    for columns in rows.split(BLOCK_COLUMNS, dim=1):
+    for columns in rows.split(_n_columns(products), dim=1):
         yield columns, columns.float().sub_(highest)
+
+
+def _n_columns(tensor: torch.Tensor) -> int:
+    """Of a block, on the tensor's device."""
+    return BLOCK_COLUMNS if tensor.device.type == "cpu" else CARD_BLOCK_COLUMNS
 
 
 def _weigh_rows(weights: torch.Tensor, head: torch.Tensor) -> torch.Tensor:

@@ -41,7 +41,7 @@ def test_the_constants_are_those_of_the_trainer_and_the_server() -> None:
     assert defaults.cached_adapters == scorer.MAX_ADAPTERS
     assert memory.SHORT_TOKENS == attention.SHORT_TOKENS
     assert memory.RECOMPUTE_ABOVE_TOKENS == decoder.RECOMPUTE_ABOVE_TOKENS
-    assert memory.BLOCK_COLUMNS == logprobs.BLOCK_COLUMNS
+    assert memory.BLOCK_COLUMNS == {"cpu": logprobs.BLOCK_COLUMNS, "cuda": logprobs.CARD_BLOCK_COLUMNS}
     assert memory.FINISHED_SEQUENCES == serve_worker.FINISHED_SEQUENCES
     assert memory.UBATCH_TOKENS == llamacpp.UBATCH_TOKENS
 
