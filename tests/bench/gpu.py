@@ -12,7 +12,8 @@ process that warms up before it is timed:
     TRL            its GRPO on the same weights (unpacked), answers and LoRA, from its own virtual environment
 
 and of each: seconds and joules of an update, tokens (of prompts and answers, times epochs) a second, peak memory of the
-card. Joules are the card's counter, so nothing else may use it. Without a GPU it says so and ends with 0; `--shape tiny
+card, and the longest time between two moments at which the update could give way. Joules are the card's counter, so
+nothing else may use it. Without a GPU it says so and ends with 0; `--shape tiny
 --device cpu` runs all of it but TRL anywhere.
 """
 

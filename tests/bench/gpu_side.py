@@ -58,8 +58,9 @@ def run(spec: GpuSpec) -> dict[str, float]:
             job = make_job(engine, sha256, rated_episodes(sampled, 1000 * (number + 1)), job_id=kind)
             job = dataclasses.replace(job, ppo=dataclasses.replace(job.ppo, critic=spec.critic))  # type: ignore[arg-type]
             reset_peak(device)
+            chances = Chances()
             joules, began = joules_of(device), time.perf_counter()
-            result = run_job(write_job(Path(name) / kind, job), scorer, sha256, lambda *_: None)
+            result = run_job(write_job(Path(name) / kind, job), scorer, sha256, chances.tick)
             seconds, after = time.perf_counter() - began, joules_of(device)
     scorer.lanes.close()
     n_tokens = sum(len(one.prompt_ids) + len(one.completion_ids) for one in sampled)
@@ -67,11 +68,25 @@ def run(spec: GpuSpec) -> dict[str, float]:
     figures |= {
         "update_s": seconds,
         "tokens_per_s": n_tokens * engine.epochs / seconds,
+        "yield_gap_ms": chances.longest_s * 1000,
         "steps": result.metrics["policy/steps"],
     }
     if joules is not None and after is not None:
         figures["update_j"] = after - joules
     return figures | {"peak_mb": peak_bytes(device) / 1e6}
+
+
+class Chances:
+    """The longest time between two moments at which the update could have given way to something else."""
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+        self._last = time.perf_counter()
+
+    def tick(self, *_: object) -> None:
+        """One of these moments."""
+        now = time.perf_counter()
+        self.longest_s, self._last = max(self.longest_s, now - self._last), now
 
 
 def joules_of(device: torch.device) -> float | None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import shutil
 import subprocess
 import sys
+import typing
 
 import pytest
+import torch
 
+from engine import blocks
 from engine.fusion import fusible
+from engine.train import decoder
 
 # In a process of its own: compiling is switched on for good. Another number of rows is another call of the same graph.
 PROGRAM = """
@@ -47,6 +52,17 @@ def test_compiled_functions_give_the_same_numbers():
     run = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=280, check=False)
     assert run.returncode == 0, run.stderr
     assert run.stdout.split() == ["True"]
+
+
+def test_t_lora_9_what_is_compiled_takes_tensors_alone_and_holds_nothing():
+    # So an adapter's matrices, or anything else that changes, cannot be frozen into a graph.
+    functions = [one for module in (blocks, decoder) for one in vars(module).values() if inspect.isfunction(one)]
+    plain = [inspect.unwrap(one) for one in functions if one.__code__.co_qualname.startswith("fusible.")]
+    assert len(plain) >= 18
+    for function in plain:
+        kinds = typing.get_type_hints(function)
+        assert set(kinds.values()) - {kinds["return"]} <= {torch.Tensor, float, torch.dtype}
+        assert function.__closure__ is None
 
 
 def test_nothing_is_compiled_unless_it_is_asked_for():
