@@ -1,10 +1,10 @@
 """Work on the spare context that shows what an adapter does: canary log-probabilities and sampled answers.
 
-Each function is a generator that yields between slices of about SLICE_TOKENS tokens, so that the decode steps of
-running answers go on in between. The caller owns the decoder and runs nothing else on it meanwhile.
+Each function is a generator that yields between slices, so that the decode steps of running answers go on in between.
+The caller owns the decoder and runs nothing else on it meanwhile.
 
-Slices have the same shape whatever else runs, and probes are scored one by one: the same adapter gives the same
-canary, bit for bit, and two adapters differ by their weights only.
+Slices have the same shape whatever else runs, and prompts are evaluated and probes are scored one by one: the same
+adapter gives the same canary, bit for bit, and two adapters differ by their weights only.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from engine.generate.sampling import raw_logprob
 from engine.generate.scheduler import Piece
 from engine.protocol import ProbeTokens, Sampling
 
-# Tokens evaluated between two decode steps of running answers. Batches of up to 8 tokens use the kernels of
-# single-token decoding, so the canary also matches what requests see; 8 tokens are about 25 ms on two cores.
+# Tokens evaluated between two decode steps of running answers. What is scored or sampled goes in batches of up to 8
+# tokens, which use the kernels of single-token decoding, so that the canary matches what requests see. Prompts, of which
+# nothing is looked at, go in larger ones: one core takes 20 ms for 8 tokens and 27 ms for 16.
 SLICE_TOKENS = 8
+PROMPT_SLICE_TOKENS = 16
 
 FLUENCY_TEMPERATURE = 0.7
 
@@ -32,10 +34,25 @@ def score(decoder: Decoder, probes: Sequence[ProbeTokens]) -> Generator[None, No
     Raises:
         NotFinite, DecodeFailed: the decoder is to be abandoned.
     """
+    yield from _prefill(decoder, [probe.prompt_ids for probe in probes])
     canary: list[tuple[float, ...]] = []
     for number, probe in enumerate(probes):
         canary.append((yield from _score_one(decoder, probe, number)))
     return tuple(canary)
+
+
+def _prefill(decoder: Decoder, prompts: Sequence[tuple[int, ...]]) -> Generator[None, None, None]:
+    """Evaluate all of every prompt but its last token, whose row is wanted later; the scheduler keeps it for reuse."""
+    for number, prompt in enumerate(prompts):
+        if len(prompt) < 2:
+            continue
+        key = ("prompt", number)
+        decoder.scheduler.submit(Piece(key, prompt[:-1], rows_from=len(prompt) - 2, room=0))
+        while decoder.scheduler.has_work:
+            _, evaluated = decoder.step(PROMPT_SLICE_TOKENS)
+            if evaluated:
+                decoder.scheduler.finish(key)
+            yield
 
 
 def _score_one(decoder: Decoder, probe: ProbeTokens, number: int) -> Generator[None, None, tuple[float, ...]]:
@@ -67,6 +84,7 @@ def answer(
     Raises:
         NotFinite, DecodeFailed: the decoder is to be abandoned.
     """
+    yield from _prefill(decoder, prompts)
     sampling = Sampling(temperature=FLUENCY_TEMPERATURE, max_tokens=max_tokens)
     choices = [Choice(sampling, seed=seed, index=index, room=max_tokens) for index in range(len(prompts))]
     for start in range(0, len(prompts), SLICE_TOKENS):
