@@ -252,7 +252,7 @@ def _fsync_times_ms(folder: Path) -> list[float]:
 
 
 def check_gpu() -> Finding:
-    """NVIDIA GPUs of this machine, and whether this llama.cpp can use them."""
+    """NVIDIA GPUs of this machine, and whether this llama.cpp and this torch can use them."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return Finding(name="gpu", level="ok", found="none; everything runs on the CPU")
@@ -261,14 +261,31 @@ def check_gpu() -> Finding:
         listed = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout.splitlines()
     except (subprocess.SubprocessError, OSError) as error:
         return Finding(name="gpu", level="warn", found=f"nvidia-smi failed: {error}", advice="check the NVIDIA driver")
-    gpus = "; ".join(line.strip() for line in listed)
-    rc, output = _ask_python("import llama_cpp; print(llama_cpp.llama_supports_gpu_offload())")
-    if rc == 0 and output.endswith("True"):
-        return Finding(name="gpu", level="ok", found=f"{gpus}; llama.cpp can use them")
+    cards = "; ".join(line.strip() for line in listed)
+    asked = (
+        "import llama_cpp; print(llama_cpp.llama_supports_gpu_offload())",
+        "import torch; print(torch.cuda.is_available())",
+    )
+    serves, trains = (rc == 0 and output.endswith("True") for rc, output in map(_ask_python, asked))
+    return judge_gpu(cards, serves=serves, trains=trains)
+
+
+def judge_gpu(cards: str, *, serves: bool, trains: bool) -> Finding:
+    """Of a machine with `cards`. serves, trains: whether this llama.cpp and this torch can use them."""
+    if serves and trains:
+        return Finding(name="gpu", level="ok", found=f"{cards}; llama.cpp and torch can use them")
+    if serves:
+        return Finding(
+            name="gpu",
+            level="warn",
+            found=f"{cards}; this torch cannot use them",
+            advice="install a CUDA build of torch that the driver takes, or set placement.train_device to cpu",
+        )
     return Finding(
         name="gpu",
         level="warn",
-        found=f"{gpus}; this llama.cpp was built without CUDA",
+        found=f"{cards}; this llama.cpp was built without CUDA"
+        + ("" if trains else ", and this torch cannot use them"),
         advice="install the CUDA toolkit (nvcc), then: make distclean demo",
     )
 

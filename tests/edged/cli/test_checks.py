@@ -60,6 +60,21 @@ def test_one_core_and_little_memory_are_warnings() -> None:
     assert checks.check_memory("").level == "warn"
 
 
+@pytest.mark.parametrize(
+    ("serves", "trains", "level", "words"),
+    [
+        (True, True, "ok", "llama.cpp and torch can use them"),
+        (True, False, "warn", "this torch cannot use them"),
+        (False, True, "warn", "this llama.cpp was built without CUDA"),
+        (False, False, "warn", "this llama.cpp was built without CUDA, and this torch cannot use them"),
+    ],
+)
+def test_a_gpu_is_of_use_where_both_engines_can_use_it(serves: bool, trains: bool, level: str, words: str) -> None:
+    finding = checks.judge_gpu("NVIDIA L4, 23034 MiB", serves=serves, trains=trains)
+    assert (finding.level, finding.found) == (level, f"NVIDIA L4, 23034 MiB; {words}")
+    assert bool(finding.advice) == (level == "warn")
+
+
 def test_the_plan_is_told_in_bytes_for_every_role() -> None:
     box = (placement.Device(name="cpu", kind="cpu", total_bytes=10**10, free_bytes=10**10),)
     findings = checks.check_placement(Settings(), box)
