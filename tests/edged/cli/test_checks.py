@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import pytest
+
 from edged.cli import checks
 from edged.cli.doctor import finding_text
 from edged.settings import ModelSection, PlacementSection, Settings
