@@ -75,6 +75,7 @@ from engine.protocol.serve import (
 )
 from engine.protocol.train import (
     JOB_FILE,
+    MICRO_BATCH_TOKENS,
     OBJECTIVES,
     OUT_FOLDER,
     RESULT_FILE,
@@ -98,7 +99,10 @@ from engine.protocol.train import (
     Trained,
     TrainFailed,
     TrainJob,
+    TrainMode,
+    TrainPlan,
     TrainResult,
+    TrainRole,
 )
 from engine.wire import MAX_MESSAGE_BYTES, Message, WireError, from_map, to_map
 
@@ -111,6 +115,7 @@ __all__ = [
     "EXIT_LINK_LOST",
     "JOB_FILE",
     "MAX_MESSAGE_BYTES",
+    "MICRO_BATCH_TOKENS",
     "OBJECTIVES",
     "OUT_FOLDER",
     "PROTOCOL",
@@ -180,7 +185,10 @@ __all__ = [
     "Train",
     "TrainFailed",
     "TrainJob",
+    "TrainMode",
+    "TrainPlan",
     "TrainResult",
+    "TrainRole",
     "Trained",
     "WireError",
     "decode",

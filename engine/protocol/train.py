@@ -28,6 +28,10 @@ OBJECTIVES: dict[str, Feed] = {
 }
 
 KlEstimator = Literal["k1", "k2", "k3"]
+TrainRole = Literal["actor", "critic", "reference"]
+TrainMode = Literal["timeslice", "split", "data_parallel", "sharded"]
+
+MICRO_BATCH_TOKENS = 640  # large enough that products of a small model are efficient
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +47,42 @@ BaseWeights = Literal["auto", "dequantised", "quantised"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TrainPlan:
+    """Which process does what part of an update, and how much goes through the network at once.
+
+    A rank is a process; rank 0 is the train worker, and starts the others. `actor`, `critic` and `reference` are the
+    ranks of each role; rank 0 is the first of the actor's.
+
+    devices: of each rank, as torch names them, the same one several times if it is to be shared; () for the train
+        worker alone on the device that it was started with.
+    threads: of each rank; 0: those of the job.
+    micro_batch_tokens: most tokens, prompts included, that go through the network together on one rank; an answer is
+        never cut.
+    halvings: how often micro_batch_tokens has been halved because memory ran out.
+    """
+
+    mode: TrainMode = "timeslice"
+    devices: tuple[str, ...] = ()
+    actor: tuple[int, ...] = (0,)
+    critic: tuple[int, ...] = (0,)
+    reference: tuple[int, ...] = (0,)
+    threads: int = 0
+    micro_batch_tokens: int = MICRO_BATCH_TOKENS
+    halvings: int = 0
+
+    def of(self, role: TrainRole) -> tuple[int, ...]:
+        """Ranks of `role`."""
+        ranks: tuple[int, ...] = getattr(self, role)
+        return ranks
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StartTrain(Message):
     """base_sha256: of the model file; the dequantised copy is cached in `cache_folder` under it.
 
     base_weights: unpacked once, or the file's own blocks; "auto" by the device's memory. No result depends on it.
     fuse: compile small operations, see `engine.fusion`.
+    plan: what episodes are scored under until a job brings another.
     """
 
     model_path: str
@@ -60,6 +95,7 @@ class StartTrain(Message):
     idle_class: bool  # run under SCHED_IDLE
     base_weights: BaseWeights = "auto"
     fuse: bool = False
+    plan: TrainPlan = TrainPlan()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +260,7 @@ class TrainJob:
     corrections: tuple[EpisodeTokens, ...] = ()
     preference: PreferenceSettings = PreferenceSettings()
     noise: EngineNoise | None = None
+    plan: TrainPlan = TrainPlan()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,7 +315,8 @@ class Trained(Message):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TrainFailed(Message):
-    """`code`: batch_empty, not_finite, adapter_mismatch, out_of_memory, bad_job, engine_error. Nothing was written."""
+    """`code`: batch_empty, not_finite, adapter_mismatch, out_of_memory, rank_lost (another process of the update died
+    or hung), bad_job, engine_error. Nothing was written."""
 
     job_id: str
     code: str

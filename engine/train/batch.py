@@ -17,10 +17,6 @@ import torch
 
 from engine.protocol import OBJECTIVES, EpisodeTokens, PreferredPair, RatedEpisode, TrainJob
 
-# Tokens, prompts included, that go through the network together. Bounds the activations; large enough that products of
-# a small model are efficient.
-MICRO_BATCH_TOKENS = 640
-
 T = TypeVar("T")
 
 
@@ -128,15 +124,15 @@ def split_minibatches(n_episodes: int, n_minibatches: int, generator: torch.Gene
     return [order[start:stop] for start, stop in itertools.pairwise(bounds)]
 
 
-def split_micro_batches(lengths: Sequence[int]) -> list[list[int]]:
+def split_micro_batches(lengths: Sequence[int], most_tokens: int) -> list[list[int]]:
     """Cut one optimizer step into micro-batches of about equal size; positions in `lengths` (tokens of each episode).
 
     An even number of them where there are episodes enough, so that two lanes finish together. An episode is never cut:
-    one longer than MICRO_BATCH_TOKENS is a micro-batch of its own size.
+    one longer than `most_tokens` is a micro-batch of its own size.
     """
     if not lengths:
         return []
-    n = math.ceil(sum(lengths) / MICRO_BATCH_TOKENS)
+    n = math.ceil(sum(lengths) / most_tokens)
     n = min(n + n % 2, len(lengths))
     bins: list[list[int]] = [[] for _ in range(n)]
     loads = [0] * n

@@ -14,7 +14,7 @@ from typing import cast
 import torch
 
 from engine.protocol import OBJECTIVES, TrainJob
-from engine.train.critic import Target, warm_up
+from engine.train.critic import Critic, Target, warm_up
 from engine.train.figures import foresight
 from engine.train.learner import Learner, NothingToLearn
 from engine.train.objectives.objective import Batch, Item, Objective
@@ -50,11 +50,12 @@ def prepare(
     Raises:
         NothingToLearn: no objective has an item.
     """
-    sampled, metrics, values = gathered.sampled, {}, []
+    sampled = gathered.sampled
+    metrics: dict[str, float] = {}
+    values: list[torch.Tensor] = []
     fresh = learner.critic.adam.steps == 0
     if uses_critic(job):
-        metrics = warm_up(learner.critic, job.ppo, sampled.rated, scorer, tick)
-        values = learner.critic.values(sampled.rated, scorer, tick)
+        metrics, values = scorer.lanes.on("critic", lambda: _valued(job, sampled, learner.critic, scorer, tick))()
         metrics["critic/stands_in"] = float(learner.baseline.stands_in)
         sampled = dataclasses.replace(sampled, values=_trusted(values, learner))
     items: dict[str, Sequence[Item]] = {}
@@ -73,6 +74,13 @@ def prepare(
         new = [one.rollout.reward for one in targets if not one.rollout.replay]
         learner.baseline.note(new, metrics["critic/explained_variance"], fresh=fresh)
     return Course(items, targets, skipped), metrics
+
+
+def _valued(
+    job: TrainJob, sampled: Batch, critic: Critic, scorer: Scorer, tick: Callable[[], None]
+) -> tuple[dict[str, float], list[torch.Tensor]]:
+    figures = warm_up(critic, job.ppo, sampled.rated, scorer, tick)
+    return figures, critic.values(sampled.rated, scorer, tick)
 
 
 def _trusted(values: Sequence[torch.Tensor], learner: Learner) -> tuple[torch.Tensor, ...]:

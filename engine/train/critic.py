@@ -71,6 +71,35 @@ class Critic(Protocol):
         ...
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class CriticState:
+    """What a critic's steps have made of it; lists in the order of `parameters()`."""
+
+    parameters: list[torch.Tensor]
+    steps: int
+    means: list[torch.Tensor]
+    squares: list[torch.Tensor]
+
+
+def state_of(critic: Critic) -> CriticState:
+    """The critic's own tensors, not copies."""
+    return CriticState(critic.parameters(), critic.adam.steps, critic.adam.means, critic.adam.squares)
+
+
+@torch.no_grad()
+def take_over(critic: Critic, state: CriticState) -> None:
+    """Bring `critic` to where another process has brought its copy."""
+    critic.adam.steps = state.steps
+    own = state_of(critic)
+    for tensors, others in (
+        (own.parameters, state.parameters),
+        (own.means, state.means),
+        (own.squares, state.squares),
+    ):
+        for tensor, other in zip(tensors, others, strict=True):
+            tensor.copy_(other)
+
+
 @dataclasses.dataclass(slots=True)
 class Baseline:
     """mean: running mean of the ratings. useless: updates in a row in which the critic explained less than nothing."""

@@ -49,7 +49,7 @@ class LoraCritic:
         return [*(f"{module}.{factor}" for module in self.lora.matrices for factor in "AB"), "weight", "bias"]
 
     def values(self, rollouts: Sequence[Rollout], scorer: Scorer, tick: Tick) -> list[torch.Tensor]:
-        micro_batches = split_micro_batches([rollout.trunk.shape[0] for rollout in rollouts])
+        micro_batches = split_micro_batches([rollout.trunk.shape[0] for rollout in rollouts], scorer.micro_batch_tokens)
 
         def work(members: list[int]) -> tuple[torch.Tensor, ...]:
             with torch.no_grad():
@@ -66,7 +66,7 @@ class LoraCritic:
         self, targets: Sequence[Target], settings: PpoSettings, value_clip: float, scorer: Scorer, tick: Tick
     ) -> CriticStep:
         n_tokens = sum(n_tokens_of([one.rollout for one in targets]))
-        micro_batches = split_micro_batches([one.rollout.trunk.shape[0] for one in targets])
+        micro_batches = split_micro_batches([one.rollout.trunk.shape[0] for one in targets], scorer.micro_batch_tokens)
 
         def work(members: list[int]) -> tuple[list[torch.Tensor], float]:
             return self._gradients([targets[i] for i in members], settings, value_clip, scorer, n_tokens)

@@ -15,14 +15,14 @@ import dataclasses
 import logging
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgpack
-import torch
 
 from adapters.errors import AdapterError
 from adapters.folder import write_adapter_folder
-from adapters.store import publish_folder
+from adapters.store import publish_folder, write_file_atomically
 from engine.fault import EngineFault
 from engine.lora import Lora, lora_from_weights, new_lora, weights_of_lora
 from engine.protocol import (
@@ -38,7 +38,7 @@ from engine.protocol import (
     to_map,
 )
 from engine.train.adamw import new_adam_state
-from engine.train.batch import select
+from engine.train.batch import Selection, select
 from engine.train.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from engine.train.critic import Critic
 from engine.train.critic_head import new_head_critic
@@ -46,6 +46,7 @@ from engine.train.critic_lora import new_lora_critic
 from engine.train.learner import Learner, NotFinite, NothingToLearn
 from engine.train.optimise import Tick
 from engine.train.scorer import Scorer
+from engine.train.shortage import halved, is_out_of_memory, return_free_memory
 from engine.train.update import Outcome, run_update
 
 log = logging.getLogger(__name__)
@@ -59,6 +60,19 @@ class JobFailed(Exception):
         self.code = code
         self.message = message
         self.details = details or {}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Made:
+    """An update before its files. job: with the plan that it was run with in the end. dropped: reason -> answers left
+    out. canary, parent_canary: per probe, log-probabilities under the result and under the parent."""
+
+    job: TrainJob
+    learner: Learner
+    outcome: Outcome
+    dropped: dict[str, int]
+    canary: list[tuple[float, ...]]
+    parent_canary: list[tuple[float, ...]]
 
 
 def run_job(folder: Path, scorer: Scorer, base_sha256: str, tick: Tick) -> TrainResult:
@@ -78,9 +92,9 @@ def run_job(folder: Path, scorer: Scorer, base_sha256: str, tick: Tick) -> Train
         raise JobFailed(
             "bad_job", f"{folder}: for the base {job.base_sha256[:16]}, this trainer holds {base_sha256[:16]}"
         )
-    scorer.lanes.match_thread()
     try:
-        return _train(job, folder, scorer, tick)
+        made = compute(job, scorer, tick, lambda changed: write_job(folder, changed))
+        return _publish(made, folder, scorer.base.name)
     except NothingToLearn as error:
         raise JobFailed("batch_empty", f"{folder}: {error}", error.skipped) from error
     except NotFinite as error:
@@ -93,10 +107,8 @@ def run_job(folder: Path, scorer: Scorer, base_sha256: str, tick: Tick) -> Train
         raise JobFailed(
             "engine_error", f"{folder}: the result cannot be written ({error}); is the disk full?"
         ) from error
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        raise JobFailed("out_of_memory", f"{folder}: {error}") from error
-    except RuntimeError as error:
-        if "can't allocate memory" in str(error):  # torch's CPU allocator has no exception type of its own
+    except Exception as error:
+        if is_out_of_memory(error):
             raise JobFailed("out_of_memory", f"{folder}: {error}") from error
         raise
 
@@ -126,29 +138,56 @@ def load_result(folder: Path) -> TrainResult:
         raise JobFailed("bad_job", f"{path}: {error}") from error
 
 
-def _train(job: TrainJob, folder: Path, scorer: Scorer, tick: Tick) -> TrainResult:
+def write_job(folder: Path, job: TrainJob) -> None:
+    """Put `job` into `folder` in the place of the one that is there, whole at every moment."""
+    write_file_atomically(folder / JOB_FILE, msgpack.packb(to_map(job)))
+
+
+def compute(job: TrainJob, scorer: Scorer, tick: Tick, on_halved: Callable[[TrainJob], None]) -> Made:
+    """The update, without its files. Every process that works on it calls this with the same job.
+
+    Args:
+        on_halved: told of the job with smaller micro-batches, before that is run.
+
+    Raises:
+        NothingToLearn, NotFinite, EngineFault, AdapterError; OutOfMemory or an allocator's own error if even single
+        answers do not fit.
+    """
+    scorer.lanes.match_thread()
     selection = select(job, scorer.base.config.shape.n_vocab)
     if selection.empty:
         reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(selection.dropped.items())) or "none came"
         raise NothingToLearn(f"no episode can be trained on ({reasons})", selection.dropped)
+    while True:
+        scorer.micro_batch_tokens = job.plan.micro_batch_tokens
+        try:
+            return _attempt(job, selection, scorer, tick)
+        except Exception as error:
+            plan = halved(job.plan, selection) if is_out_of_memory(error) else None
+            if plan is None:
+                raise
+            log.warning("%s: %s; again with micro-batches of %d tokens", job.job_id, error, plan.micro_batch_tokens)
+        # Here and not above, where the exception still holds on to what its frames have allocated.
+        job = dataclasses.replace(job, plan=plan)
+        return_free_memory(scorer.base.device)
+        on_halved(job)
+
+
+def _attempt(job: TrainJob, selection: Selection, scorer: Scorer, tick: Tick) -> Made:
     parent = scorer.adapter(job.parent)
     learner = _learner(job, parent, scorer)
     outcome = run_update(job, selection, learner, scorer, tick)
     began = time.perf_counter()
-    parent_canary = scorer.canary(job.parent, job.probes, lambda: tick("canary", 0, 0))
-    canary = scorer.measure_probes(job.probes, learner.lora, lambda: tick("canary", 0, 0))
+
+    def measure_canaries() -> tuple[list[tuple[float, ...]], ...]:
+        of_parent = scorer.canary(job.parent, job.probes, lambda: tick("canary", 0, 0))
+        own = scorer.measure_probes(job.probes, learner.lora, lambda: tick("canary", 0, 0))
+        scorer.keep_canary(job.version, job.probes, own)
+        return own, of_parent
+
+    canaries = scorer.lanes.on("actor", measure_canaries)()
     outcome.seconds["canary"] = time.perf_counter() - began
-    result = _publish(
-        job,
-        folder,
-        learner,
-        outcome,
-        {**selection.dropped, **outcome.skipped},
-        (canary, parent_canary),
-        scorer.base.name,
-    )
-    scorer.keep_canary(job.version, job.probes, canary)
-    return result
+    return Made(job, learner, outcome, {**selection.dropped, **outcome.skipped}, *canaries)
 
 
 def _learner(job: TrainJob, parent: Lora | None, scorer: Scorer) -> Learner:
@@ -181,25 +220,23 @@ def _new_critic(job: TrainJob, lora: Lora, scorer: Scorer) -> Critic:
     return new_lora_critic(shape, size, job.seed, device)
 
 
-def _publish(
-    job: TrainJob,
-    folder: Path,
-    learner: Learner,
-    outcome: Outcome,
-    dropped: dict[str, int],
-    canaries: tuple[list[tuple[float, ...]], list[tuple[float, ...]]],
-    base_name: str,
-) -> TrainResult:
+def _publish(made: Made, folder: Path, base_name: str) -> TrainResult:
+    job, learner, outcome = made.job, made.learner, made.outcome
     weights = weights_of_lora(learner.lora)
     weights.check_finite()
+    metrics = {
+        "lora/norm": weights.norm(),
+        "checkpoint/lost": float(learner.checkpoint_lost),
+        "oom/halvings": float(job.plan.halvings),
+    }
     result = TrainResult(
         job_id=job.job_id,
         version=job.version,
-        metrics={**outcome.metrics, "lora/norm": weights.norm(), "checkpoint/lost": float(learner.checkpoint_lost)},
+        metrics={**outcome.metrics, **metrics},
         seconds=outcome.seconds,
-        dropped=dropped,
-        canary=tuple(canaries[0]),
-        parent_canary=tuple(canaries[1]),
+        dropped=made.dropped,
+        canary=tuple(made.canary),
+        parent_canary=tuple(made.parent_canary),
     )
     temporary = folder / (OUT_FOLDER + ".tmp")
     shutil.rmtree(temporary, ignore_errors=True)  # of a run that was killed

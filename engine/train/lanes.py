@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import torch
 
+from engine.protocol import TrainRole
 from engine.train.pauses import Pauses
 
 T = TypeVar("T")
@@ -26,10 +27,10 @@ WAIT_S = 0.5  # how long the caller waits before it says again that it is alive
 
 
 class Lanes:
-    """`threads` cores cut into at most MAX_LANES lanes; one lane on a GPU, which is parallel in itself."""
+    """`threads` cores cut into at most `most` lanes; one lane on a GPU, which is parallel in itself."""
 
-    def __init__(self, threads: int, device: torch.device) -> None:
-        self.n_lanes = 1 if device.type == "cuda" else max(1, min(threads, MAX_LANES))
+    def __init__(self, threads: int, device: torch.device, *, most: int = MAX_LANES) -> None:
+        self.n_lanes = 1 if device.type == "cuda" else max(1, min(threads, most))
         self._threads_a_lane = max(1, threads // self.n_lanes)
         self.pauses = Pauses()
         self._pool = concurrent.futures.ThreadPoolExecutor(
@@ -66,6 +67,14 @@ class Lanes:
             self.pauses.end_rests()
             concurrent.futures.wait(futures)
             raise
+
+    def on(self, role: TrainRole | None, work: Callable[[], T]) -> Callable[[], T]:
+        """Run `work` where `role` is (None: everywhere), which here is here and now; a call gives its result.
+
+        Lanes of several processes (`engine.train.ranks.team`) run it in some of them only, and give its result to all.
+        """
+        result = work()
+        return lambda: result
 
     def close(self) -> None:
         """Wait for what runs and end the threads."""

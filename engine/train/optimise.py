@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -45,28 +46,46 @@ class Part:
 
 
 def optimise(job: TrainJob, course: Course, learner: Learner, scorer: Scorer, tick: Tick) -> dict[str, float]:
-    """Move `learner` in place; the figures of the steps. Raises NotFinite."""
-    steps, stopped_early = [], 0.0
+    """Move `learner` in place; the figures of the steps. Raises NotFinite.
+
+    The critic's step needs nothing of the actor's but that it was taken, so with a critic elsewhere the two go on side
+    by side, the critic one step behind.
+    """
+    steps, of_critic, stopped_early = [], [], 0.0
     planned = plan_steps(job, course)
     for done, step in enumerate(planned):
         tick("optimise", done, len(planned))
-        gradients, figures = actor_gradients(job, course, step, learner.lora, scorer, tick)
-        if figures.get("policy/approx_kl", 0.0) > job.ppo.live_kl_max:
+        taking = scorer.lanes.on("actor", functools.partial(_actor_step, job, course, step, learner, scorer, tick))
+        figures = taking()
+        if figures is None:
             stopped_early = 1.0
             break
-        figures["grad_norm"] = adamw.clip_by_norm(gradients, job.ppo.max_grad_norm)
-        if not all(map(is_finite, figures.values())):
-            raise NotFinite(f"optimizer step {done + 1} of {len(planned)}: {figures}")
-        adamw.adamw_step(
-            learner.lora.parameters(),
-            gradients,
-            learner.adam,
-            learning_rate=job.ppo.learning_rate,
-            weight_decay=job.ppo.weight_decay,
-        )
-        figures |= _critic_step(job, course, step, learner, scorer, lambda: tick("optimise", 0, 0))
         steps.append(figures)
+        work = functools.partial(_critic_step, job, course, step, learner, scorer, lambda: tick("optimise", 0, 0))
+        of_critic.append(scorer.lanes.on("critic", work))
+    for figures, taken in zip(steps, of_critic, strict=True):
+        figures |= taken()
     return {**summarise(steps), "policy/steps": float(len(steps)), "policy/stopped_early": stopped_early}
+
+
+def _actor_step(
+    job: TrainJob, course: Course, step: Step, learner: Learner, scorer: Scorer, tick: Tick
+) -> dict[str, float] | None:
+    """One optimizer step of the actor and its figures; None, and no step, where the policy has moved too far."""
+    gradients, figures = actor_gradients(job, course, step, learner.lora, scorer, tick)
+    if figures.get("policy/approx_kl", 0.0) > job.ppo.live_kl_max:
+        return None
+    figures["grad_norm"] = adamw.clip_by_norm(gradients, job.ppo.max_grad_norm)
+    if not all(map(is_finite, figures.values())):
+        raise NotFinite(f"optimizer step {learner.adam.steps + 1}: {figures}")
+    adamw.adamw_step(
+        learner.lora.parameters(),
+        gradients,
+        learner.adam,
+        learning_rate=job.ppo.learning_rate,
+        weight_decay=job.ppo.weight_decay,
+    )
+    return figures
 
 
 def plan_steps(job: TrainJob, course: Course) -> list[Step]:
@@ -104,7 +123,8 @@ def actor_gradients(
     for name, item in chosen:
         counts[name] += item.count
     scales = {name: job.objectives[name] / counts[name] for name in counts}
-    micro_batches = split_micro_batches([sum(r.trunk.shape[0] for r in item.rollouts) for _, item in chosen])
+    lengths = [sum(rollout.trunk.shape[0] for rollout in item.rollouts) for _, item in chosen]
+    micro_batches = split_micro_batches(lengths, scorer.micro_batch_tokens)
 
     def work(members: list[int]) -> Part:
         return micro_step(job, [chosen[i] for i in members], scales, lora, scorer)

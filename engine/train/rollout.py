@@ -110,8 +110,12 @@ def _with_rating(rollout: Rollout, rated: RatedEpisode, *, sampled: bool) -> Rol
 def _under_both(
     job: TrainJob, episodes: Sequence[EpisodeTokens], scorer: Scorer, tick: Callable[[], None]
 ) -> tuple[list[TokenMeasure], list[TokenMeasure]]:
-    parent = scorer.measure(episodes, [job.parent] * len(episodes), tick)
-    return parent, scorer.measure(episodes, [job.reference] * len(episodes), tick)
+    own = scorer.measuring(episodes, [job.parent] * len(episodes), tick, "actor")
+    if job.reference.version == job.parent.version:
+        both = own()
+        return both, both
+    referred = scorer.measuring(episodes, [job.reference] * len(episodes), tick, "reference")
+    return own(), referred()
 
 
 def _mismatched(

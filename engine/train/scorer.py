@@ -24,7 +24,7 @@ from adapters.peft import load_peft
 from engine.fault import EngineFault
 from engine.lora import Lora, lora_from_weights
 from engine.models import Base
-from engine.protocol import AdapterRef, EpisodeScore, EpisodeTokens, ProbeTokens
+from engine.protocol import MICRO_BATCH_TOKENS, AdapterRef, EpisodeScore, EpisodeTokens, ProbeTokens, TrainRole
 from engine.train import critic_head, decoder
 from engine.train.batch import split_micro_batches
 from engine.train.forward import packed_states
@@ -53,10 +53,14 @@ class Scorer:
     """The base with its cache. Used by one thread, which runs the work in lanes."""
 
     def __init__(self, base: Base, adapter_layers: int, lanes: Lanes) -> None:
-        """adapter_layers: topmost blocks that adapters usually sit on (0: all); others work, with more computing."""
+        """adapter_layers: topmost blocks that adapters usually sit on (0: all); others work, with more computing.
+
+        micro_batch_tokens, of the object, is what the job that runs says: most tokens that are computed together.
+        """
         n_layers = base.config.shape.n_layers
         self.base = base
         self.lanes = lanes
+        self.micro_batch_tokens = MICRO_BATCH_TOKENS
         self._usual_first = max(0, n_layers - adapter_layers) if adapter_layers else 0
         self._feature_layer = critic_head.feature_layer(base.config.shape)
         self._known: collections.OrderedDict[int, _Known] = collections.OrderedDict()
@@ -99,6 +103,17 @@ class Scorer:
         self, episodes: Sequence[EpisodeTokens], adapters: Sequence[AdapterRef], tick: Callable[[], None]
     ) -> list[TokenMeasure]:
         """Each episode's completion under the adapter at the same place in `adapters`. Raises EngineFault."""
+        return self.measuring(episodes, adapters, tick, None)()
+
+    def measuring(
+        self,
+        episodes: Sequence[EpisodeTokens],
+        adapters: Sequence[AdapterRef],
+        tick: Callable[[], None],
+        role: TrainRole | None,
+    ) -> Callable[[], list[TokenMeasure]]:
+        """As `measure`, done where `role` is; the call that this returns gives the result, once. Nothing else may be
+        asked of the scorer before but to measure on another role. Raises EngineFault."""
         keys = [(ref.version, episode.temperature) for episode, ref in zip(episodes, adapters, strict=True)]
         loras = [self.adapter(ref) for ref in adapters]
         self.remember(episodes, [self.first_layer(lora) for lora in loras], tick)
@@ -107,11 +122,16 @@ class Scorer:
         def work(i: int) -> TokenMeasure:
             return self._measure_one(episodes[i], loras[i])
 
-        for i, measured in zip(missing, self.lanes.map(work, missing, tick), strict=True):
-            self._known[episodes[i].episode_id].measures[keys[i]] = measured
-        found = [self._known[e.episode_id].measures[key] for e, key in zip(episodes, keys, strict=True)]
-        self._forget({episode.episode_id for episode in episodes})
-        return found
+        measured = self.lanes.on(role, lambda: self.lanes.map(work, missing, tick))
+
+        def collect() -> list[TokenMeasure]:
+            for i, one in zip(missing, measured(), strict=True):
+                self._known[episodes[i].episode_id].measures[keys[i]] = one
+            found = [self._known[e.episode_id].measures[key] for e, key in zip(episodes, keys, strict=True)]
+            self._forget({episode.episode_id for episode in episodes})
+            return found
+
+        return collect
 
     def trunk(self, episode: EpisodeTokens, lora: Lora) -> torch.Tensor:
         """float32[T, D]: the input of the lowest block that `lora` adapts. The episode must be remembered."""
@@ -176,7 +196,7 @@ class Scorer:
             pieces: tuple[torch.Tensor, ...] = measure.raw.split([len(one.completion_ids) for one in chosen])
             return pieces
 
-        packs = split_micro_batches([len(ids) for ids, _ in keys])
+        packs = split_micro_batches([len(ids) for ids, _ in keys], self.micro_batch_tokens)
         found: dict[int, tuple[float, ...]] = {}
         for members, measures in zip(packs, self.lanes.map(work, packs, tick), strict=True):
             found.update(zip(members, (tuple(one.tolist()) for one in measures), strict=True))

@@ -32,7 +32,8 @@ import torch
 from engine.lora import Lora
 from engine.protocol import TrainJob
 from engine.train.batch import Selection, split_micro_batches
-from engine.train.course import objective_of, prepare
+from engine.train.course import Course, objective_of, prepare
+from engine.train.critic import CriticState, state_of, take_over
 from engine.train.figures import age_figures, batch_figures, hindsight, move_share, sampler_figures
 from engine.train.forward import completion_states, n_tokens_of, tokens_of
 from engine.train.learner import Learner, NotFinite, NothingToLearn
@@ -79,13 +80,36 @@ def run_update(job: TrainJob, selection: Selection, learner: Learner, scorer: Sc
     before = [parameter.clone() for parameter in learner.lora.parameters()]
     metrics |= optimise(job, course, learner, scorer, tick)
     clock.lap("optimise")
-    metrics |= settle(job, gathered.answers, learner.lora, before, scorer, tick)
-    metrics["lora/move_share"] = move_share(before, learner.lora.parameters())
-    if course.targets:
-        metrics |= hindsight(learner.critic, course.targets, scorer, lambda: tick("measure", 0, 0))
+    metrics |= _look_back(job, gathered, course, learner, before, scorer, tick)
     metrics |= _steer_penalty(job, learner, metrics)
     clock.lap("measure")
     return Outcome(metrics, clock.seconds, dict(course.skipped))
+
+
+def _look_back(
+    job: TrainJob,
+    gathered: Gathered,
+    course: Course,
+    learner: Learner,
+    before: Sequence[torch.Tensor],
+    scorer: Scorer,
+    tick: Tick,
+) -> dict[str, float]:
+    """What became of actor and critic, which come to where their steps have brought them in every process."""
+
+    def critic() -> tuple[dict[str, float], CriticState]:
+        seen = hindsight(learner.critic, course.targets, scorer, lambda: tick("measure", 0, 0))
+        return seen, state_of(learner.critic)
+
+    settling = scorer.lanes.on("actor", lambda: settle(job, gathered.answers, learner.lora, before, scorer, tick))
+    looking = scorer.lanes.on("critic", critic) if course.targets else None
+    metrics = settling()
+    metrics["lora/move_share"] = move_share(before, learner.lora.parameters())
+    if looking is not None:
+        seen, state = looking()
+        take_over(learner.critic, state)
+        metrics |= seen
+    return metrics
 
 
 def _gather(job: TrainJob, selection: Selection, learner: Learner, scorer: Scorer, tick: Tick) -> Gathered:
@@ -158,7 +182,7 @@ def measure_policy(
     rollouts: Sequence[Rollout], lora: Lora, scorer: Scorer, tick: Tick
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """float32[N] log-probabilities and entropies of all completion tokens, in the order of the rollouts."""
-    micro_batches = split_micro_batches([rollout.trunk.shape[0] for rollout in rollouts])
+    micro_batches = split_micro_batches([rollout.trunk.shape[0] for rollout in rollouts], scorer.micro_batch_tokens)
 
     def work(members: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         with torch.no_grad():

@@ -132,6 +132,7 @@ class _Loop:
     def _train(self, message: Train) -> None:
         from engine.train.device import return_free_memory
         from engine.train.job import JobFailed, run_job
+        from engine.train.shortage import return_free_memory
 
         def tick(stage: str, done: int, total: int) -> None:
             self._tick(stage)

@@ -17,8 +17,8 @@ from engine.lora import new_lora
 from engine.models import Base, load_folder
 from engine.placement import PARTS, Device, Dtype, Model, Reward, Training, memory
 from engine.placement.memory import Share
-from engine.protocol import LoraSettings
-from engine.train import adamw, attention, batch, decoder, lanes, logprobs, scorer
+from engine.protocol import MICRO_BATCH_TOKENS, LoraSettings
+from engine.train import adamw, attention, decoder, lanes, logprobs, scorer
 from tests.engine.placement.boxes import LARGE, SERVING, SMALL, card, cpu, small
 from tests.engine.train.tiny import write_tiny_model
 
@@ -35,7 +35,7 @@ def share_of(role: str, **changes: object) -> Share:
 
 def test_the_constants_are_those_of_the_trainer_and_the_server() -> None:
     defaults = training()
-    assert defaults.micro_batch_tokens == batch.MICRO_BATCH_TOKENS
+    assert defaults.micro_batch_tokens == MICRO_BATCH_TOKENS
     assert defaults.chunk_rows == logprobs.CHUNK_ROWS
     assert defaults.trunk_cache_bytes == scorer.CACHE_BYTES
     assert defaults.cached_adapters == scorer.MAX_ADAPTERS

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.protocol import AdapterRef, EpisodeTokens, PreferredPair, RatedEpisode
+from engine.protocol import MICRO_BATCH_TOKENS, AdapterRef, EpisodeTokens, PreferredPair, RatedEpisode
 from engine.train.batch import select, split_micro_batches, split_minibatches
 from tests.engine.train.tiny import make_job
 
@@ -85,7 +85,7 @@ def test_every_episode_is_in_exactly_one_minibatch_of_an_epoch(n: int, minibatch
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 2000), min_size=1, max_size=60))
 def test_every_episode_is_in_exactly_one_micro_batch_and_none_is_cut(lengths: list[int]) -> None:
-    parts = split_micro_batches(lengths)
+    parts = split_micro_batches(lengths, MICRO_BATCH_TOKENS)
     assert sorted(i for part in parts for i in part) == list(range(len(lengths)))
     assert all(parts)
     mean_load = sum(lengths) / len(parts)
@@ -93,6 +93,6 @@ def test_every_episode_is_in_exactly_one_micro_batch_and_none_is_cut(lengths: li
 
 
 def test_an_even_number_of_micro_batches_keeps_two_lanes_busy() -> None:
-    assert len(split_micro_batches([90] * 12)) == 2
-    assert len(split_micro_batches([90] * 24)) == 4
-    assert len(split_micro_batches([90])) == 1
+    assert len(split_micro_batches([90] * 12, MICRO_BATCH_TOKENS)) == 2
+    assert len(split_micro_batches([90] * 24, MICRO_BATCH_TOKENS)) == 4
+    assert len(split_micro_batches([90], MICRO_BATCH_TOKENS)) == 1

@@ -15,7 +15,6 @@ from adapters.folder import load_adapter_folder
 from engine.lora import Lora, new_lora
 from engine.protocol import LoraSettings
 from engine.train import adamw
-from engine.train import batch as batch_module
 from engine.train.job import run_job
 from engine.train.optimise import actor_gradients, plan_steps, score_tokens
 from engine.train.scorer import Scorer
@@ -123,7 +122,7 @@ def test_t_mask_5_an_answers_logprobs_do_not_depend_on_what_it_is_computed_with(
 
 
 def test_t_lp_8_figures_are_means_over_tokens_whatever_they_are_computed_with(
-    scorer: Scorer, sample_episodes: MakeEpisodes, monkeypatch: pytest.MonkeyPatch
+    scorer: Scorer, sample_episodes: MakeEpisodes
 ) -> None:
     job = make_job(sample_episodes(9), ppo=ONE_STEP)
     moved = random_lora(scorer.base)
@@ -131,7 +130,7 @@ def test_t_lp_8_figures_are_means_over_tokens_whatever_they_are_computed_with(
     (step,) = plan_steps(job, course)
     figures = {}
     for size in (16, 10_000):
-        monkeypatch.setattr(batch_module, "MICRO_BATCH_TOKENS", size)
+        scorer.micro_batch_tokens = size
         _, figures[size] = actor_gradients(job, course, step, moved, scorer, silent)
     assert figures[16] == pytest.approx(figures[10_000], rel=1e-3, abs=1e-6)
     rollouts = [item.rollouts[0] for item in course.items["ppo"]]

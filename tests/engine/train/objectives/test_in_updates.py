@@ -10,7 +10,6 @@ import torch
 
 from engine.lora import new_lora
 from engine.protocol import OBJECTIVES, PreferredPair, RatedEpisode, TrainJob, TrainResult
-from engine.train import batch as batch_module
 from engine.train.batch import select
 from engine.train.course import objective_of
 from engine.train.job import JobFailed, run_job
@@ -74,7 +73,7 @@ def test_all_objectives_together_replay_to_the_same_bytes(
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_t_ppo_4_the_gradient_of_a_step_does_not_depend_on_how_it_is_cut(
-    scorer: Scorer, sample_episodes: MakeEpisodes, name: str, monkeypatch: pytest.MonkeyPatch
+    scorer: Scorer, sample_episodes: MakeEpisodes, name: str
 ) -> None:
     job = job_of(name, sample_episodes(12), ppo=dataclasses.replace(PPO, minibatches=1, epochs=1, kl_coef=0.1))
     lora = new_lora(scorer.base.config.shape, LORA, 0, torch.device("cpu"))
@@ -84,7 +83,7 @@ def test_t_ppo_4_the_gradient_of_a_step_does_not_depend_on_how_it_is_cut(
     (step,) = plan_steps(job, course)
     gradients = {}
     for size in (16, 10_000):
-        monkeypatch.setattr(batch_module, "MICRO_BATCH_TOKENS", size)
+        scorer.micro_batch_tokens = size
         gradients[size], _ = actor_gradients(job, course, step, lora, scorer, silent)
     norm = float(torch.cat([one.flatten() for one in gradients[16]]).norm())
     assert norm > 0
