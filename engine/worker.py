@@ -1,4 +1,4 @@
-"""Entry of a worker process: `python -P -m engine.worker serve|train|score`.
+"""Entry of a worker process: `python -P -m engine.worker serve|train|score`, and `rank` for what a train worker starts.
 
 Ties its life to the daemon's, says Hello, waits for its Start message and hands over to the role's own loop, which
 loads the heavy libraries. Decides nothing else; turns the ways in which a role ends into exit codes:
@@ -42,6 +42,7 @@ ENV_DAEMON_PID = "EDGED_DAEMON_PID"
 EXIT_USAGE = 2
 START_TIMEOUT_S = 60.0  # from Hello to the Start message
 ROLES = ("serve", "train", "score")
+RANK = "rank"  # no worker of the daemon's: it speaks with the train worker only
 
 # libgomp's threads spin at every barrier before they sleep, by default for milliseconds. On a box where anything else
 # runs, a thread then burns the core that its partner waits for: two threads decode 4 to 6 times slower than with this
@@ -54,6 +55,8 @@ _PR_SET_PDEATHSIG = 1
 
 def main(arguments: list[str]) -> int:
     """Run one worker to its end; the exit code."""
+    if arguments == [RANK]:
+        return run_rank()
     if len(arguments) != 1 or arguments[0] not in ROLES:
         print(f"usage: python -P -m engine.worker {'|'.join(ROLES)}", file=sys.stderr)
         return EXIT_USAGE
@@ -69,6 +72,18 @@ def main(arguments: list[str]) -> int:
         return serve_link(link, arguments[0])
     finally:
         link.close()
+
+
+def run_rank() -> int:
+    """Work beside the train worker that has started this process, until it ends; the exit code."""
+    logs.configure_from_environment()
+    if not tie_to_daemon():
+        return EXIT_LINK_LOST
+    os.environ.setdefault(ENV_SPIN, SPIN_COUNT)
+    from engine.train.ranks import member
+
+    member.run()
+    return 0
 
 
 def tie_to_daemon() -> bool:

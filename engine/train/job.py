@@ -43,10 +43,11 @@ from engine.train.checkpoint import CheckpointError, load_checkpoint, save_check
 from engine.train.critic import Critic
 from engine.train.critic_head import new_head_critic
 from engine.train.critic_lora import new_lora_critic
+from engine.train.device import return_free_memory
 from engine.train.learner import Learner, NotFinite, NothingToLearn
 from engine.train.optimise import Tick
 from engine.train.scorer import Scorer
-from engine.train.shortage import halved, is_out_of_memory, return_free_memory
+from engine.train.shortage import halved, is_out_of_memory
 from engine.train.update import Outcome, run_update
 
 log = logging.getLogger(__name__)
@@ -75,12 +76,15 @@ class Made:
     parent_canary: list[tuple[float, ...]]
 
 
-def run_job(folder: Path, scorer: Scorer, base_sha256: str, tick: Tick) -> TrainResult:
+def run_job(
+    folder: Path, scorer: Scorer, base_sha256: str, tick: Tick, begin: Callable[[], None] = lambda: None
+) -> TrainResult:
     """Run the job in `folder`, or read the result that is already there.
 
     Args:
         base_sha256: of the base that `scorer` holds; a job for another one is refused.
         tick: called between pieces of work with stage, done, total; an exception of its own passes through.
+        begin: called before the update is computed, if it is.
 
     Raises:
         JobFailed: nothing was written.
@@ -92,6 +96,7 @@ def run_job(folder: Path, scorer: Scorer, base_sha256: str, tick: Tick) -> Train
         raise JobFailed(
             "bad_job", f"{folder}: for the base {job.base_sha256[:16]}, this trainer holds {base_sha256[:16]}"
         )
+    begin()
     try:
         made = compute(job, scorer, tick, lambda changed: write_job(folder, changed))
         return _publish(made, folder, scorer.base.name)

@@ -7,8 +7,6 @@ starts where this run got to, and an update stays a function of its job.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import dataclasses
 
 import torch
@@ -36,15 +34,6 @@ def halved(plan: TrainPlan, selection: Selection) -> TrainPlan | None:
         return None
     tokens = max(plan.micro_batch_tokens // 2, shortest)
     return dataclasses.replace(plan, micro_batch_tokens=tokens, halvings=plan.halvings + 1)
-
-
-def return_free_memory(device: torch.device) -> None:
-    """Give what the allocators keep back to the system: on a CPU 400 MB after an update of a small model, for which an
-    idle box has other uses. Only glibc has such a call."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-    with contextlib.suppress(AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _lengths(selection: Selection) -> list[int]:

@@ -22,7 +22,7 @@ from engine.link import Link, Stopped
 from engine.protocol import Message, Pace, Progress, Ready, Score, Scored, StartTrain, Stop, Train, Trained, TrainFailed
 
 if TYPE_CHECKING:
-    from engine.train.scorer import Scorer
+    from engine.train.ranks.leader import Leader
 
 log = logging.getLogger(__name__)
 
@@ -40,9 +40,12 @@ def run(link: Link, start: StartTrain) -> None:
     if start.idle_class:
         enter_idle_class()
     began = time.monotonic()
-    scorer = link.beat_while(lambda: _load(start), "loading the model")
+    leader = link.beat_while(lambda: _load(start), "loading the model")
     link.send(Ready(load_s=time.monotonic() - began))
-    _Loop(link, start, scorer).turn()
+    try:
+        _Loop(link, leader).turn()
+    finally:
+        leader.close()
 
 
 def enter_idle_class() -> None:
@@ -57,34 +60,21 @@ def enter_idle_class() -> None:
         AUTOGROUP.write_text(AUTOGROUP_NICE)
 
 
-def _load(start: StartTrain) -> Scorer:
-    import torch
-
+def _load(start: StartTrain) -> Leader:
     from engine.fusion import compile_fusibles
-    from engine.models import load_base
-    from engine.train.device import choose_held, open_device
-    from engine.train.lanes import Lanes
-    from engine.train.scorer import Scorer
+    from engine.train.ranks.leader import Leader
 
-    device = open_device(start.device)
     if start.fuse:
         compile_fusibles()
-    try:
-        held = choose_held(start.base_weights, device, start.model_path, start.dtype)
-        base = load_base(start.model_path, start.base_sha256, start.cache_folder, start.dtype, str(device), held)
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        raise EngineFault("out_of_memory", f"{start.model_path}: {error}") from error
-    log.info("the base is held %s on %s", held, device)
-    return Scorer(base, start.lora.layers, Lanes(start.threads, device))
+    return Leader(start)
 
 
 class _Loop:
     """Messages in, answers out. `waiting` holds what came while a piece of work was running."""
 
-    def __init__(self, link: Link, start: StartTrain, scorer: Scorer) -> None:
+    def __init__(self, link: Link, leader: Leader) -> None:
         self._link = link
-        self._start = start
-        self._scorer = scorer
+        self._leader = leader
         self._waiting: collections.deque[Message] = collections.deque()
 
     def turn(self) -> None:
@@ -100,7 +90,7 @@ class _Loop:
                 case Train():
                     self._train(message)
                 case Pace():
-                    self._scorer.lanes.pauses.set_share(message.share)
+                    self._leader.pace(message)
                 case _:
                     log.warning("a train worker does not take %s", type(message).__name__)
 
@@ -115,24 +105,25 @@ class _Loop:
         if isinstance(message, Stop):
             raise Stopped
         if isinstance(message, Pace):
-            self._scorer.lanes.pauses.set_share(message.share)
+            self._leader.pace(message)
             return
         if message is not None:
             self._waiting.append(message)
 
     def _score(self, message: Score) -> None:
+        from engine.train.ranks.group import RankLost
+
         try:
-            scores = self._scorer.score(message.episodes, message.reference, lambda: self._tick("scoring"))
-        except EngineFault as fault:
-            # An adapter of the episodes was collected meanwhile: nothing to know about them, nothing broken.
-            log.warning("score %s: %s", message.job_id, fault.message)
+            scores = self._leader.score(message, lambda: self._tick("scoring"))
+        except (EngineFault, RankLost) as error:
+            # An adapter of the episodes was collected meanwhile, or a process was killed: nothing to know about them,
+            # and the update that needs them computes it.
+            log.warning("score %s: %s", message.job_id, error)
             scores = []
         self._link.send(Scored(job_id=message.job_id, scores=tuple(scores)))
 
     def _train(self, message: Train) -> None:
-        from engine.train.device import return_free_memory
-        from engine.train.job import JobFailed, run_job
-        from engine.train.shortage import return_free_memory
+        from engine.train.job import JobFailed
 
         def tick(stage: str, done: int, total: int) -> None:
             self._tick(stage)
@@ -140,7 +131,7 @@ class _Loop:
                 self._link.send(Progress(job_id=message.job_id, stage=stage, done=done, total=total))
 
         try:
-            result = run_job(Path(message.folder), self._scorer, self._start.base_sha256, tick)
+            result = self._leader.train(Path(message.folder), tick)
         except JobFailed as failure:
             log.warning("job %s failed: %s", message.job_id, failure.message)
             self._link.send(
@@ -150,4 +141,4 @@ class _Loop:
             )
         else:
             self._link.send(Trained(job_id=message.job_id, result=result))
-        return_free_memory(self._scorer.base.device)
+        self._leader.return_free_memory()
