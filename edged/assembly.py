@@ -35,6 +35,7 @@ from edged.learn.scoring import Scorer
 from edged.learn.tokenising import Tokenising
 from edged.learn.trainer import Trainer
 from edged.learn.updating import Updater
+from edged.placing import Placing
 from edged.practice_parts import PracticeParts
 from edged.ratings import Ratings
 from edged.readings import Readings
@@ -73,6 +74,7 @@ class Assembly:
         store: Store,
         folders: Folders,
         workers: Workers,
+        placing: Placing,
     ) -> None:
         self._settings = settings
         self._state_folder = state_folder
@@ -80,6 +82,7 @@ class Assembly:
         self._store = store
         self._folders = folders
         self._workers = workers
+        self.placing = placing
         self._candidates = asyncio.Lock()
         self._serve_facts: protocol.Ready | None = None
         self._fallback = Fallback(store.lineage, folders)
@@ -112,6 +115,7 @@ class Assembly:
             calibration=self.calibration,
             reference=self.reference,
             practice=self.practice,
+            placing=self.placing,
         )
         self._build_operator()
 
@@ -190,7 +194,9 @@ class Assembly:
         )
         self.learner = Learner(
             settings=lambda: dataclasses.replace(
-                resolved.learning(self._settings(), self._model.shape), reference=self.reference.version()
+                resolved.learning(self._settings(), self._model.shape),
+                reference=self.reference.version(),
+                plan=self.placing.training,
             ),
             base_sha256=self._model.sha256,
             probes=self._probes,
@@ -351,7 +357,8 @@ class Assembly:
     # -------------------------------------------------------------------------------------------- train worker
 
     async def _start_train(self) -> protocol.Message:
-        return resolved.start_train(self._settings(), self._model, str(self._state_folder / "cache"))
+        cache = str(self._state_folder / "cache")
+        return resolved.start_train(self._settings(), self._model, cache, self.placing.training)
 
     def _train_ready(self, ready: protocol.Ready) -> None:
         self._trainer.ready()

@@ -41,6 +41,7 @@ from edged.system import notify
 from edged.system.lock import FolderLock, FolderLocked
 from edged.system.workers import ENGINE_COMMAND, Workers
 from engine import logs
+from engine.placement import BadPin
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +89,7 @@ def run(
             return uvloop.run(daemon.run())
     except FolderLocked as error:
         return _give_up(str(error), EXIT_FAILED)
-    except ModelError as error:
+    except (ModelError, BadPin) as error:
         return _give_up(str(error), EXIT_CONFIG)
     except (ListenError, StoreError) as error:
         return _give_up(str(error), EXIT_FAILED)
@@ -174,6 +175,7 @@ class Daemon:
             store=store,
             folders=folders,
             workers=self._workers,
+            placing=await asyncio.to_thread(resolved.placed, self._settings, model),
         )
         return store
 

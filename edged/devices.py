@@ -6,6 +6,7 @@ come first, in the order of their PCI addresses, so the CPU's number is how many
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shutil
 import subprocess
@@ -22,9 +23,15 @@ class DevicesUnknown(RuntimeError):
     """Raised when the machine does not tell what it has; the message says why and what to do."""
 
 
-def find_devices() -> tuple[Device, ...]:
-    """Cards, then the CPU. Blocking: nvidia-smi takes up to seconds. Raises DevicesUnknown."""
-    return (*find_cards(), parse_meminfo(Path("/proc/meminfo").read_text()))
+def find_devices(n_cpus: int = 1) -> tuple[Device, ...]:
+    """Cards, then the CPU as so many devices. Blocking: nvidia-smi takes up to seconds. Raises DevicesUnknown."""
+    return (*find_cards(), *divide(parse_meminfo(Path("/proc/meminfo").read_text()), n_cpus))
+
+
+def divide(device: Device, n: int) -> tuple[Device, ...]:
+    """`n` devices with equal shares of its memory."""
+    share = dataclasses.replace(device, total_bytes=device.total_bytes // n, free_bytes=device.free_bytes // n)
+    return (share,) * n
 
 
 def find_cards() -> tuple[Device, ...]:

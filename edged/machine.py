@@ -24,10 +24,10 @@ def train_device(configured: str) -> str:
     return "cuda:0" if Path("/dev/nvidia0").exists() else "cpu"
 
 
-def device_name(number: int, dev: Path = Path("/dev")) -> str:
-    """The device of a number as `edged doctor` lists them: the NVIDIA cards, and behind them the CPU."""
+def device_name(number: int, n_cpus: int = 1, dev: Path = Path("/dev")) -> str:
+    """The device of a number as `edged doctor` lists them: the NVIDIA cards, and behind them the CPU's devices."""
     n_cards = sum(re.fullmatch(r"nvidia\d+", entry.name) is not None for entry in dev.iterdir())
-    return "cpu" if number == n_cards else f"cuda:{number}"
+    return "cpu" if n_cards <= number < n_cards + n_cpus else f"cuda:{number}"
 
 
 def train_dtype(

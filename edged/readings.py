@@ -10,6 +10,7 @@ from edged.base_model import BaseModel
 from edged.learn.calibrating import Calibration
 from edged.learn.learner import Learner
 from edged.learn.reference import Reference
+from edged.placing import Placing
 from edged.practice_parts import PracticeParts
 from edged.serve.answers import Answers
 from edged.serve.routing import Routing
@@ -34,6 +35,7 @@ class Readings:
         calibration: Calibration,
         reference: Reference,
         practice: PracticeParts,
+        placing: Placing,
     ) -> None:
         self._settings = settings
         self._model = model
@@ -45,6 +47,7 @@ class Readings:
         self._calibration = calibration
         self._reference = reference
         self._practice = practice
+        self._placing = placing
         self._started_at = time.time()
 
     def _dropped(self) -> dict[str, int]:
@@ -89,6 +92,7 @@ class Readings:
             episodes=store.episodes.count(),
             feedback=feedback_rows,
             ratings=ratings,
+            placement=self._placing.why,
             workers=tuple(
                 status.WorkerView(
                     name=worker.role.name,

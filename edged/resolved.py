@@ -11,6 +11,7 @@ from pathlib import Path
 from adapters.shape import BaseShape
 from edged import machine
 from edged.base_model import BaseModel
+from edged.devices import find_devices
 from edged.learn.gate import Limits as GateLimits
 from edged.learn.judging import JudgingRules
 from edged.learn.learner import LearnSettings
@@ -19,6 +20,7 @@ from edged.learn.practice import Rules as PracticeRules
 from edged.learn.practising import PracticeSettings
 from edged.learn.probes import PROBES
 from edged.learn.proving import ProvingSettings
+from edged.placing import ONE_PROCESS, Placing, planned_model
 from edged.settings import Settings, learns_from_judged
 from edged.system.supervise import Limits as WorkerLimits
 from engine import placement, protocol
@@ -81,7 +83,9 @@ def start_serve(settings: Settings, model: BaseModel, live: protocol.AdapterRef)
         context_tokens=serve.context_tokens,
         threads=machine.threads(serve.threads),
         probes=PROBES,
-        gpu_layers=gpu_layers(serve.gpu_layers, _device(settings.placement.serve, settings.placement.serve_device)),
+        gpu_layers=gpu_layers(
+            serve.gpu_layers, _device(settings, settings.placement.serve, settings.placement.serve_device)
+        ),
     )
 
 
@@ -93,10 +97,12 @@ def gpu_layers(configured: int, device: str) -> int:
     return -1 if device != "auto" and configured == 0 else configured
 
 
-def start_train(settings: Settings, model: BaseModel, cache_folder: str) -> protocol.StartTrain:
-    """The message that starts a train worker."""
+def start_train(
+    settings: Settings, model: BaseModel, cache_folder: str, plan: protocol.TrainPlan = ONE_PROCESS
+) -> protocol.StartTrain:
+    """The message that starts a train worker, on the first device of its plan if that names some."""
     learn = settings.learn
-    device = machine.train_device(_device(settings.placement.actor, settings.placement.train_device))
+    device = plan.devices[0] if plan.devices else _train_device(settings)
     return protocol.StartTrain(
         model_path=str(model.path),
         base_sha256=model.sha256,
@@ -108,12 +114,13 @@ def start_train(settings: Settings, model: BaseModel, cache_folder: str) -> prot
         idle_class=learn.idle_class and device == "cpu",
         base_weights=learn.base_weights,
         fuse=learn.fuse,
+        plan=plan,
     )
 
 
 def trainer_kind(settings: Settings) -> str:
     """What the rounding of the trainer depends on besides the model: the kind of its device, and its number format."""
-    device = machine.train_device(_device(settings.placement.actor, settings.placement.train_device))
+    device = _train_device(settings)
     return f"{device.partition(':')[0]} {machine.train_dtype(settings.learn.dtype, device)}"
 
 
@@ -149,7 +156,7 @@ def practising(settings: Settings) -> PracticeSettings:
 def start_score(settings: Settings, model: BaseModel, cache_folder: str) -> protocol.StartScore | None:
     """The message that starts a score worker; None if people's ratings are the only rewards."""
     reward, learn, where = settings.reward, settings.learn, settings.placement
-    device = machine.train_device(_device(where.reward or where.actor, where.train_device))
+    device = machine.train_device(_device(settings, where.reward or where.actor, where.train_device))
     source: protocol.FunctionSource | protocol.HttpSource | protocol.ClassifierSource | protocol.FittedSource
     match reward.source:
         case "feedback":
@@ -182,9 +189,25 @@ def _absolute(folder: str) -> str:
     return str(Path(folder).absolute()) if folder else ""
 
 
-def _device(pinned: Sequence[int], configured: str) -> str:
-    """Workers have one device each: the first that is pinned, or what the other key says."""
-    return machine.device_name(pinned[0]) if pinned else configured
+def _train_device(settings: Settings) -> str:
+    return machine.train_device(_device(settings, settings.placement.actor, settings.placement.train_device))
+
+
+def _device(settings: Settings, pinned: Sequence[int], configured: str) -> str:
+    """A worker's own device: the first that is pinned, or what the other key says."""
+    return machine.device_name(pinned[0], settings.placement.cpu_devices) if pinned else configured
+
+
+def placed(settings: Settings, model: BaseModel) -> Placing:
+    """Who trains where on this box, decided. Blocking. Raises BadPin."""
+    n_cpus = settings.placement.cpu_devices
+    placing = Placing(
+        lambda devices: placement_request(settings, planned_model(model.path), devices),
+        lambda: find_devices(n_cpus),
+        machine.threads(settings.learn.threads),
+    )
+    placing.decide()
+    return placing
 
 
 def placement_request(
@@ -198,9 +221,9 @@ def placement_request(
     learn, serve, section = settings.learn, settings.serve, settings.placement
     adapter, learned = lora(settings, model.shape), learning(settings, model.shape)
     trains_on = () if section.train_device in ("auto", "cuda") else _numbers_of(section.train_device, devices)
-    on_card = gpu_layers(serve.gpu_layers, _device(section.serve, section.serve_device)) != 0
+    on_card = gpu_layers(serve.gpu_layers, _device(settings, section.serve, section.serve_device)) != 0
     serve_device = section.serve_device if on_card else "cpu"
-    serves_on = () if serve_device in ("auto", "cuda") else _numbers_of(serve_device, devices)
+    serves_on = () if serve_device in ("auto", "cuda") else _numbers_of(serve_device, devices)[:1]
     runs_on_cpu = section.train_device == "cpu" or all(device.kind == "cpu" for device in devices)
     dtype = machine.train_dtype(learn.dtype, "cpu" if runs_on_cpu else "cuda")
     sequence_tokens = min(serve.context_tokens, serve.default_max_tokens + PROMPT_TOKENS)

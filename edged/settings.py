@@ -382,14 +382,16 @@ class PlacementSection(Section):
     serve: tuple[DeviceNumber, ...] = _pins(
         "Device that serves, by the number that `edged doctor` lists; empty: chosen."
     )
-    actor: tuple[DeviceNumber, ...] = _pins(
-        "Devices that train the actor, by number; today the first does all training."
-    )
-    critic: tuple[DeviceNumber, ...] = _pins(
-        "Devices that train the critic, by number; planned by `edged doctor` only."
-    )
-    reference: tuple[DeviceNumber, ...] = _pins("Devices of the reference, by number; planned by `edged doctor` only.")
+    actor: tuple[DeviceNumber, ...] = _pins("Devices that train the actor, by number; empty: chosen.")
+    critic: tuple[DeviceNumber, ...] = _pins("Devices that train the critic, by number; empty: chosen.")
+    reference: tuple[DeviceNumber, ...] = _pins("Devices of the reference, by number; empty: where the critic is.")
     reward: tuple[DeviceNumber, ...] = _pins("Device of the reward source, by number; empty: where the actor is.")
+    cpu_devices: int = _key(
+        1,
+        "Devices that the CPU counts as; above 1 as many processes share an update, and the threads.",
+        ge=1,
+        le=4,
+    )
 
 
 class ApiSection(Section):

@@ -64,6 +64,7 @@ class Parts:
     anchor: what the reference of the KL penalty moved to, while that is in force.
     dropped: reason -> ratings that no update will use. left_out: reason -> answers that updates could not use.
     noise: between trainer and server; None while it is not known, for the reason noise_why.
+    placement: the plan that updates are carried out by, in words, or why there is none.
     """
 
     version: str
@@ -94,6 +95,7 @@ class Parts:
     episodes: int
     feedback: int
     ratings: int
+    placement: str
     workers: tuple[WorkerView, ...]
     daemon_rss_bytes: int
 
@@ -140,6 +142,7 @@ def status(parts: Parts) -> dict[str, Any]:
         "sync": {"state": "offline"},
         "energy": {"source": "unavailable"},
         "store": {"episodes": parts.episodes, "feedback": parts.feedback, "ratings": parts.ratings},
+        "placement": parts.placement,
         "workers": [dataclasses.asdict(worker) for worker in parts.workers],
         "daemon": {"rss_bytes": parts.daemon_rss_bytes},
     }

@@ -30,7 +30,6 @@ Level = Literal["ok", "warn", "fail"]
 MIN_PYTHON = (3, 11)
 NEEDED_BYTES = 2_500_000_000  # daemon and both workers with a 135M model
 MIN_FREE_DISK_BYTES = 2_000_000_000
-BFLOAT16_BYTES = 2  # what the trainer computes with where blocks are kept
 SLOW_FSYNC_MS = 30.0  # every acknowledged rating waits for one
 FSYNC_ROUNDS = 20
 IMPORT_TIMEOUT_S = 180.0
@@ -298,25 +297,18 @@ def check_placement(settings: Settings, devices: Sequence[placement.Device] | No
     A model that cannot be read is `check_model`'s finding.
     """
     from adapters.errors import AdapterError
-    from adapters.gguf_header import load_header, packed_block_bytes
-    from adapters.llamacpp_format import read_base_shape
     from edged.base_model import ModelError, find_model
     from edged.devices import DevicesUnknown, find_devices
+    from edged.placing import planned_model
     from edged.resolved import placement_request
 
+    n_cpus = settings.placement.cpu_devices
     try:
-        file = find_model(settings.model.path)
-        header = load_header(file)
-        model = placement.Model(
-            shape=read_base_shape(file),
-            tied="output.weight" not in header.tensors,
-            file_bytes=file.stat().st_size,
-            packed_block_bytes=packed_block_bytes(header, BFLOAT16_BYTES),
-        )
+        model = planned_model(find_model(settings.model.path))
     except (ModelError, AdapterError, ValueError, OSError):
         return [Finding(name="placement", level="warn", found="not planned: there is no model")]
     try:
-        request = placement_request(settings, model, find_devices() if devices is None else devices)
+        request = placement_request(settings, model, find_devices(n_cpus) if devices is None else devices)
         plans = placement.plan_both(request)
     except DevicesUnknown as error:
         found, _, advice = str(error).partition("; ")
@@ -331,7 +323,6 @@ def check_placement(settings: Settings, devices: Sequence[placement.Device] | No
 
 def _plan_findings(plans: placement.Plans) -> list[Finding]:
     busy, idle = plans.busy, plans.idle
-    planned_only = "" if placement.runs_today(busy) else "planned only: today one process trains, on the actor's first"
     lines = [f"{placement.summary(busy)}"]
     for number, device in enumerate(busy.request.devices):
         lines.append(f"device {number}, {device.label}: {placement.device_line(busy, number)}")
@@ -340,10 +331,12 @@ def _plan_findings(plans: placement.Plans) -> list[Finding]:
                 lines.append(f"- {share.role}: {placement.share_line(share)}")
     if placement.moves(busy, idle) or idle.micro_batch_tokens != busy.micro_batch_tokens:
         lines.append(f"while nobody asks: {placement.summary(idle)}")
-    return [
-        Finding(name="placement", level="ok", found=line, advice=planned_only if line is lines[0] else "")
-        for line in lines
-    ]
+    advice = {}
+    if why := placement.hindrance(busy):
+        advice[lines[0]] = f"planned only, one process trains: {why}"
+    if why := placement.hindrance(idle):
+        advice[lines[-1]] = f"planned only, the plan above stays: {why}"
+    return [Finding(name="placement", level="ok", found=line, advice=advice.get(line, "")) for line in lines]
 
 
 def check_socket(socket: Path) -> Finding:

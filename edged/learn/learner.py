@@ -44,6 +44,8 @@ PROBES_POLL_S = 1.0  # while the serve worker, which tokenises the probes, is st
 CALIBRATION_WAIT_S = 60.0  # several times what it takes; learning does not hang on it
 UNUSED_ROWS = 512  # of rated choices that one decision looks at
 
+ONE_PROCESS = protocol.TrainPlan()
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LearnSettings:
@@ -59,6 +61,7 @@ class LearnSettings:
     reward_clip: float
     seed: int
     threads: int
+    plan: protocol.TrainPlan = ONE_PROCESS
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -427,6 +430,7 @@ class Learner:
             lora=settings.lora,
             seed=update.seed,
             threads=settings.threads,
+            plan=settings.plan,
             base_sha256=self._base_sha256,
             created_at=update.created_at,
         )

@@ -42,7 +42,7 @@ PROVING_PAUSE_S = 1.0  # between attempts: the worker needs a moment to be start
 PROVING_WAIT_S = 60.0  # for workers to run at all; what is live cannot be changed meanwhile
 
 # Codes of `engine.protocol.TrainFailed` and `StageFailed` that say nothing against the batch or the candidate.
-TRAINING_SHORT = frozenset({"engine_error", "out_of_memory", "adapter_unreadable", "bad_job"})
+TRAINING_SHORT = frozenset({"engine_error", "out_of_memory", "rank_lost", "adapter_unreadable", "bad_job"})
 PROVING_SHORT = frozenset({"engine_error", "out_of_memory"})
 
 

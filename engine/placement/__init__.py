@@ -9,7 +9,7 @@ Pure: the standard library and `adapters.shape`, so the daemon may import it. No
 anything."""
 
 from engine.placement.advice import Remedy
-from engine.placement.describe import device_line, runs_today, share_line, summary
+from engine.placement.describe import device_line, hindrance, share_line, summary
 from engine.placement.layout import BadPin, Layout, Mode
 from engine.placement.memory import PARTS, Share, base_weight_bytes, prefers_quantised
 from engine.placement.planner import DoesNotFit, Move, Plans, moves, plan, plan_both
@@ -41,11 +41,11 @@ __all__ = [
     "Training",
     "base_weight_bytes",
     "device_line",
+    "hindrance",
     "moves",
     "plan",
     "plan_both",
     "prefers_quantised",
-    "runs_today",
     "share_line",
     "summary",
 ]

@@ -36,13 +36,13 @@ def share_line(share: Share) -> str:
     return f"{share.n_bytes:,} bytes: " + ", ".join(f"{name} {n_bytes:,}" for name, n_bytes in parts)
 
 
-def runs_today(plan: Plan) -> bool:
-    """Whether the trainer can carry the plan out: one process on one device of this machine, with micro-batches of the
-    wanted size, and serving not put to sleep.
-
-    The other plans are what the devices would allow; nothing starts them yet.
-    """
-    training, device = plan.request.training, plan.request.devices[plan.layout.actor[0]]
-    wanted_tokens = max(training.micro_batch_tokens, training.sequence_tokens)
-    is_one_process = plan.mode == "timeslice" and not plan.serve_sleeps and not device.host
-    return is_one_process and plan.micro_batch_tokens == wanted_tokens
+def hindrance(plan: Plan) -> str:
+    """Why the workers cannot carry the plan out; "" if they can."""
+    if plan.serve_sleeps:
+        return "serving is not put to sleep during updates"
+    training = {*plan.layout.actor, *plan.layout.critic, *plan.layout.reference}
+    if any(plan.request.devices[number].host for number in training):
+        return "the ranks of an update are on one machine"
+    if plan.idle and not plan.layout.serve:
+        return "the serve worker does not leave its card"
+    return ""

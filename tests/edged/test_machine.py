@@ -23,10 +23,11 @@ def test_a_configured_device_is_taken_as_it_is() -> None:
 
 
 def test_a_number_names_a_card_or_behind_them_the_cpu(tmp_path: Path) -> None:
-    assert machine.device_name(0, tmp_path) == "cpu"
+    assert machine.device_name(0, dev=tmp_path) == "cpu"
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()
-    assert [machine.device_name(number, tmp_path) for number in range(4)] == ["cuda:0", "cuda:1", "cpu", "cuda:3"]
+    assert [machine.device_name(number, dev=tmp_path) for number in range(4)] == ["cuda:0", "cuda:1", "cpu", "cuda:3"]
+    assert [machine.device_name(number, 2, tmp_path) for number in (2, 3, 4)] == ["cpu", "cpu", "cuda:4"]
 
 
 @pytest.mark.parametrize(

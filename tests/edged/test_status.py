@@ -50,6 +50,7 @@ def parts(**changes: Any) -> Parts:
         "updates_total": 7,
         "latest": UPDATE,
         "reference": 0,
+        "placement": "timeslice",
         "anchor": Anchor(
             version=2, since=50.0, ratings=130, mean_rating=0.5, before=0, configured=0, base_sha256="a" * 64
         ),

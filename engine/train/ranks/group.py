@@ -126,4 +126,4 @@ def _from(source: int) -> Any:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
+    return str(error).partition("\n")[0].partition(". ")[0]

@@ -88,14 +88,16 @@ def test_the_plan_is_told_in_bytes_for_every_role() -> None:
         assert any(finding.found.startswith(f"- {role}: ") and " bytes: " in finding.found for finding in findings)
 
 
-def test_a_plan_that_nothing_starts_yet_says_so_and_what_is_new_when_idle() -> None:
+def test_a_plan_is_told_with_what_is_new_when_idle_and_what_of_it_is_not_carried_out() -> None:
     cards = tuple(
         placement.Device(name=f"cuda:{number}", kind="cuda", total_bytes=10**11, free_bytes=10**11)
         for number in range(4)
     )
     findings = checks.check_placement(Settings(placement=PlacementSection(serve_device="cuda")), cards)
-    assert findings[0].advice.startswith("planned only")
+    assert findings[0].found.startswith("data_parallel ")
+    assert findings[0].advice == ""
     assert findings[-1].found.startswith("while nobody asks: data_parallel ")
+    assert findings[-1].advice == "planned only, the plan above stays: the serve worker does not leave its card"
 
 
 def test_what_does_not_fit_is_told_with_what_would() -> None:

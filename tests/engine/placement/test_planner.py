@@ -19,10 +19,10 @@ from engine.placement import (
     Serving,
     Shortfall,
     device_line,
+    hindrance,
     moves,
     plan,
     plan_both,
-    runs_today,
     share_line,
     summary,
 )
@@ -291,11 +291,11 @@ def test_all_cards_train_while_nobody_asks_and_the_way_back_is_the_same_plan() -
     assert plan_both(plans.idle.request) == plans
 
 
-def test_one_process_on_one_device_is_what_runs_today() -> None:
-    assert runs_today(plan(small(cpu())))
-    assert runs_today(plan(pinned(small(card(0, 80 * GB), cpu()), serve=(1,))))
-    assert not runs_today(plan(large(*cards(2, 80 * GB))))
-    assert not runs_today(plan(large(card(0, 26 * GB))))
+def test_all_that_is_not_carried_out_is_a_serve_worker_that_would_have_to_give_way() -> None:
+    assert hindrance(plan(small(cpu()))) == ""
+    assert hindrance(plan(large(*cards(2, 80 * GB)))) == ""
+    assert "not put to sleep" in hindrance(plan(large(card(0, 26 * GB))))
+    assert "does not leave its card" in hindrance(plan(large(*cards(4, 80 * GB)), idle=True))
 
 
 def test_a_plan_is_told_in_bytes() -> None:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgpack
@@ -28,6 +28,13 @@ def is_running(pid: int) -> bool:
         return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
         return False
+
+
+def wait_until_gone(pids: Iterable[int]) -> None:
+    deadline = time.monotonic() + GONE_WITHIN_S
+    while any(map(is_running, pids)):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def send_at(leader: Leader, stage: str, sign: signal.Signals, sent: list[int]) -> Callable[..., None]:
@@ -65,6 +72,7 @@ def test_a_rank_killed_in_the_middle_costs_the_job_and_the_next_one_gets_fresh_o
     assert result.metrics == train(Leader(start), tmp_path / "whole", job).metrics
     (second,) = leader.pids
     os.kill(second, signal.SIGKILL)  # between two jobs: costs neither
+    wait_until_gone((second,))
     assert train(leader, tmp_path / "third", job).metrics == result.metrics
     assert leader.pids != (second,)
     (second,) = leader.pids
@@ -115,7 +123,4 @@ def test_the_ranks_end_with_a_train_worker_that_is_killed(
         assert ranks
         assert all(map(is_running, ranks))
         worker.kill()
-    deadline = time.monotonic() + GONE_WITHIN_S
-    while any(map(is_running, ranks)):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until_gone(ranks)
