@@ -81,6 +81,7 @@ class Crew:
 
     def __init__(self, start: StartTrain, plan: TrainPlan, silent_after_s: float = SILENT_AFTER_S) -> None:
         self._silent_after_s = silent_after_s
+        Path(start.cache_folder).mkdir(parents=True, exist_ok=True)
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-", dir=start.cache_folder)
         self._n_orders = 0
         self._ranks: list[_Rank] = []

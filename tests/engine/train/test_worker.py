@@ -33,6 +33,7 @@ from engine.protocol import (
     Train,
     Trained,
     TrainFailed,
+    TrainPlan,
     decode,
     encode,
 )
@@ -124,6 +125,17 @@ def test_a_worker_scores_trains_reports_failures_and_stops(
     assert isinstance(trained, Trained)
     assert trained.result.version == 1
     assert (folder / "out" / "adapter" / "adapter.gguf").exists()
+
+    split = TrainPlan(mode="split", devices=("cpu", "cpu"), critic=(1,), reference=(1,))
+    by_two = write_job(tmp_path / "by_two", make_job(episodes, plan=split))
+    daemon.send(Train(job_id="t2", folder=str(by_two)))
+    again = daemon.receive(Trained)
+    assert isinstance(again, Trained)
+    assert again.result.metrics == trained.result.metrics
+    daemon.send(Score(job_id="s2", episodes=tuple(rated.episode for rated in episodes), reference=BASE))
+    by_both = daemon.receive(Scored)
+    assert isinstance(by_both, Scored)
+    assert by_both.scores == scored.scores
 
     empty = write_job(tmp_path / "empty", make_job([dataclasses.replace(episodes[0], reward=float("inf"))]))
     daemon.send(Train(job_id="e", folder=str(empty)))
