@@ -18,8 +18,8 @@ from engine.generate.scheduler import Piece
 from engine.protocol import ProbeTokens, Sampling
 
 # Tokens evaluated between two decode steps of running answers. What is scored or sampled goes in batches of up to 8
-# tokens, which use the kernels of single-token decoding, so that the canary matches what requests see. Prompts, of which
-# nothing is looked at, go in larger ones: one core takes 20 ms for 8 tokens and 27 ms for 16.
+# tokens, which use the kernels of single-token decoding, so that the canary matches what requests see. Prompts, of
+# which nothing is looked at, go in larger ones: one core takes 20 ms for 8 tokens and 27 ms for 16.
 SLICE_TOKENS = 8
 PROMPT_SLICE_TOKENS = 16
 
