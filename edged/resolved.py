@@ -13,8 +13,8 @@ from edged import machine
 from edged.base_model import BaseModel
 from edged.devices import find_devices
 from edged.learn.gate import Limits as GateLimits
+from edged.learn.job import LearnSettings
 from edged.learn.judging import JudgingRules
-from edged.learn.learner import LearnSettings
 from edged.learn.plan import Rules
 from edged.learn.practice import Rules as PracticeRules
 from edged.learn.practising import PracticeSettings

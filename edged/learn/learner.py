@@ -9,17 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import hashlib
 import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
 from edged.failure import WorkerFault, WorkerLost
-from edged.learn import plan, practice, reward
+from edged.learn import plan, practice
 from edged.learn.alarms import LOOK_BACK, alarms
 from edged.learn.folders import Folders
 from edged.learn.forgetting import without_removed
+from edged.learn.job import LearnSettings, make_job
 from edged.learn.ports import (
     Calibrated,
     EpisodeShelf,
@@ -29,11 +29,9 @@ from edged.learn.ports import (
     UpdateBook,
     WrittenBook,
 )
-from edged.learn.scoring import tokens_of
 from edged.learn.trainer import Trainer
 from edged.learn.updating import LEARNER, PutOff, Updater
-from edged.learn.written import BASE, pairs_and_corrections, without_sampler
-from edged.records import Episode, RatedChoice, Update, UpdateOrigin, WrittenCounts
+from edged.records import RatedChoice, Update, UpdateOrigin, WrittenCounts
 from engine import protocol
 
 log = logging.getLogger(__name__)
@@ -43,25 +41,6 @@ HOLD_MAX_S = 3600.0
 PROBES_POLL_S = 1.0  # while the serve worker, which tokenises the probes, is starting
 CALIBRATION_WAIT_S = 60.0  # several times what it takes; learning does not hang on it
 UNUSED_ROWS = 512  # of rated choices that one decision looks at
-
-ONE_PROCESS = protocol.TrainPlan()
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class LearnSettings:
-    """What `[learn]`, `[lora]` and `[reward]` say, resolved for this model and machine."""
-
-    enabled: bool
-    rules: plan.Rules
-    objectives: dict[str, float]
-    ppo: protocol.PpoSettings
-    preference: protocol.PreferenceSettings
-    lora: protocol.LoraSettings
-    reference: int
-    reward_clip: float
-    seed: int
-    threads: int
-    plan: protocol.TrainPlan = ONE_PROCESS
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -391,53 +370,20 @@ class Learner:
         view: plan.View,
         settings: LearnSettings,
     ) -> protocol.TrainJob:
-        """Everything that the update depends on. What was deleted meanwhile is left out."""
-        choices = (*batch, *replayed)
+        ids = [choice.episode_id for choice in (*batch, *replayed)]
         versions = await asyncio.to_thread(self._folders.versions)
-        found = {episode.id: episode for episode in await self._episodes.get([choice.episode_id for choice in choices])}
-        written = await self._written.tokens(written_ids)
         checkpoint = await asyncio.to_thread(self._folders.checkpoint, update.parent_version)
-        pairs, corrections = pairs_and_corrections(written, settings.rules)
-
-        def tokens(choice: RatedChoice, episode: Episode) -> protocol.EpisodeTokens:
-            if plan.unfit_for_policy(choice, view, settings.rules) is not None:
-                return without_sampler(tokens_of(episode, BASE))
-            return tokens_of(episode, self._folders.reference_to(choice.version, versions))
-
-        return protocol.TrainJob(
-            job_id=f"update-{update.id}",
-            version=update.version,
-            parent=self._folders.reference_to(update.parent_version, versions),
-            reference=self._folders.reference_to(settings.reference, versions),
+        return make_job(
+            update,
+            settings,
+            view,
+            batch=batch,
+            replayed=replayed,
+            episodes={episode.id: episode for episode in await self._episodes.get(ids)},
+            written=await self._written.tokens(written_ids),
+            adapter_of=lambda version: self._folders.reference_to(version, versions),
             checkpoint=None if checkpoint is None else str(checkpoint),
-            episodes=tuple(
-                protocol.RatedEpisode(
-                    episode=tokens(choice, found[choice.episode_id]),
-                    reward=reward.reward_of(choice.rating, clip=settings.reward_clip),
-                    replay=index >= len(batch),
-                    group=group_of(found[choice.episode_id]),
-                )
-                for index, choice in enumerate(choices)
-                if choice.episode_id in found
-            ),
             probes=self._probes(),
-            objectives=settings.objectives,
-            pairs=pairs,
-            corrections=corrections,
-            ppo=settings.ppo,
-            preference=settings.preference,
             noise=self._calibration.noise,
-            lora=settings.lora,
-            seed=update.seed,
-            threads=settings.threads,
-            plan=settings.plan,
             base_sha256=self._base_sha256,
-            created_at=update.created_at,
         )
-
-
-def group_of(episode: Episode) -> str:
-    """What GRPO and RLOO compare: the same for answers to one prompt by one version, such as the choices of a request
-    with n above 1."""
-    prompt = hashlib.sha256(repr(episode.prompt_ids).encode()).hexdigest()
-    return f"v{episode.version}-{prompt[:16]}"

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 
 from edged.failure import JobRefused, WorkerLost
 from edged.learn import practice
+from edged.learn.job import group_of
 from edged.learn.judging import Judgement, item_of
-from edged.learn.learner import group_of
 from edged.learn.ports import PracticeBook
 from edged.records import Episode, PracticeCounts, PracticePrompt
 from engine import protocol

@@ -22,7 +22,8 @@ from adapters.shape import BaseShape
 from adapters.weights import AdapterWeights
 from edged.learn import gate
 from edged.learn.folders import Folders
-from edged.learn.learner import Learner, LearnSettings
+from edged.learn.job import LearnSettings
+from edged.learn.learner import Learner
 from edged.learn.plan import Rules
 from edged.learn.proving import Prover, ProvingSettings
 from edged.learn.trainer import Trainer
