@@ -19,7 +19,8 @@ import annotated_types
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from edged.settings import JUDGED, Listen, Section, Settings, TcpListen, UnixListen, learns_from_judged, parse_listen
+from edged.addresses import Listen, TcpListen, UnixListen, parse_listen
+from edged.settings import JUDGED, Section, Settings, learns_from_judged
 
 __all__ = [
     "ConfigError",

@@ -27,6 +27,7 @@ import uvloop
 
 from adapters.errors import AdapterError
 from edged import config, machine, resolved, status
+from edged.addresses import Listen, UnixListen
 from edged.api.listen import ListenError, open_listeners
 from edged.api.server import HttpServer
 from edged.assembly import Assembly
@@ -34,7 +35,7 @@ from edged.base_model import BaseModel, ModelError, open_base_model
 from edged.fallback import Fallback
 from edged.learn import profile
 from edged.learn.folders import Folders
-from edged.settings import Listen, Settings, UnixListen
+from edged.settings import Settings
 from edged.store.errors import StoreError
 from edged.store.store import Store
 from edged.system import notify

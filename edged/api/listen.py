@@ -15,8 +15,8 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
+from edged.addresses import Listen, TcpListen, UnixListen
 from edged.api.peer import is_loopback
-from edged.settings import Listen, TcpListen, UnixListen
 
 UNIX_MODE = 0o660
 BACKLOG = 512

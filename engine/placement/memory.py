@@ -195,21 +195,18 @@ def reward_share(request: Request, reward: Reward, number: int) -> Share:
     return Share(role="reward", device=number, held=held, working={})
 
 
-def train_shares(
-    request: Request, number: int, roles: Sequence[Role], *, tokens: int, n_shards: int, replicas: Mapping[Role, int]
-) -> list[Share]:
+def train_shares(request: Request, number: int, roles: Sequence[Role], *, tokens: int, n_shards: int) -> list[Share]:
     """The training roles of one device, which is one process.
 
     Args:
         roles: of actor, critic, reference, those that are here, in this order.
         tokens: of a micro-batch.
         n_shards: devices that the base is cut over; 1: it is whole here.
-        replicas: of each of the roles, how many devices share its minibatches.
     """
     device = request.devices[number]
     shares: list[Share] = []
     for role in roles:
-        held, working = _ROLE_PARTS[role](request, device, tokens, replicas[role])
+        held, working = _ROLE_PARTS[role](request, device, tokens)
         if n_shards > 1:
             working["gathered"] = _gathered_bytes(request)
         lanes = _lanes(request.training, device)
@@ -243,13 +240,13 @@ def _gathered_bytes(request: Request) -> int:
     return 2 * block_weight_bytes(model, training.dtype, training.held) + outer_weight_bytes(model, training.dtype)
 
 
-def _actor_parts(request: Request, device: Device, tokens: int, n_replicas: int) -> tuple[Parts, Parts]:
+def _actor_parts(request: Request, device: Device, tokens: int) -> tuple[Parts, Parts]:
     shape, training = request.model.shape, request.training
     lanes = _lanes(training, device)
     learner = lora_bytes(shape, training)
     held = {
         "adapters": 2 * learner,  # what moves, and where it started, to shorten a move that went too far
-        "optimizer": (2 + _gradients(training, tokens, n_replicas)) * learner,
+        "optimizer": (2 + _gradients(training, tokens)) * learner,
     }
     working = {
         "activations": lanes * _enlarged(backward_bytes(shape, training, device.kind, tokens), device),
@@ -258,7 +255,7 @@ def _actor_parts(request: Request, device: Device, tokens: int, n_replicas: int)
     return held, working
 
 
-def _critic_parts(request: Request, device: Device, tokens: int, n_replicas: int) -> tuple[Parts, Parts]:
+def _critic_parts(request: Request, device: Device, tokens: int) -> tuple[Parts, Parts]:
     shape, training = request.model.shape, request.training
     head = FLOAT32_BYTES * (shape.n_embd + 3)
     if training.critic == "head":
@@ -266,12 +263,12 @@ def _critic_parts(request: Request, device: Device, tokens: int, n_replicas: int
         working = {"activations": features + _forward_bytes(request, device, training.sequence_tokens)}
         return {"adapters": head, "optimizer": 3 * head}, working
     learner = lora_bytes(shape, training) + head
-    held = {"adapters": learner, "optimizer": (2 + _gradients(training, tokens, n_replicas)) * learner}
+    held = {"adapters": learner, "optimizer": (2 + _gradients(training, tokens)) * learner}
     lanes = _lanes(training, device)
     return held, {"activations": lanes * _enlarged(backward_bytes(shape, training, device.kind, tokens), device)}
 
 
-def _reference_parts(request: Request, device: Device, _tokens: int, _n_replicas: int) -> tuple[Parts, Parts]:
+def _reference_parts(request: Request, device: Device, _tokens: int) -> tuple[Parts, Parts]:
     training = request.training
     working = {
         "activations": _forward_bytes(request, device, training.sequence_tokens),
@@ -287,9 +284,10 @@ def _lanes(training: Training, device: Device) -> int:
     return training.lanes if device.kind == "cpu" else 1
 
 
-def _gradients(training: Training, tokens: int, n_replicas: int) -> int:
-    """Copies of the gradient that exist at the end of a step: one a micro-batch, summed in their order."""
-    step_tokens = -(-training.batch_tokens // (training.minibatches * n_replicas))
+def _gradients(training: Training, tokens: int) -> int:
+    """Copies of the gradient that exist at the end of a step: one a micro-batch, whichever device computed it, because
+    they are summed in their order."""
+    step_tokens = -(-training.batch_tokens // training.minibatches)
     n = -(-step_tokens // tokens)
     return n + n % 2
 

@@ -109,7 +109,6 @@ def shares_of(request: Request, layout: Layout, tokens: int) -> tuple[Share, ...
             here,
             tokens=tokens,
             n_shards=len(layout.actor) if layout.sharded and number in layout.actor else 1,
-            replicas={role: len(layout.of(role)) for role in here},
         )
     if request.reward is not None:
         shares += [reward_share(request, request.reward, n) for n in layout.reward]

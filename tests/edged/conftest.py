@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
+from edged.addresses import TcpListen, UnixListen
 from edged.api.app import build_app
 from edged.api.listen import open_listeners
 from edged.api.server import HttpServer
-from edged.settings import ApiSection, TcpListen, UnixListen
+from edged.settings import ApiSection
 
 START_GUARD_S = 30.0
 TURNS_TO_ACCEPT = 10

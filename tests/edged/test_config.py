@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from edged import config
+from edged.addresses import UNIX_PATH_MAX_BYTES
 from edged.config import ConfigError, Settings, TcpListen, UnixListen
-from edged.settings import UNIX_PATH_MAX_BYTES
 
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "edged.toml"
 SECTIONS = "model, lora, serve, learn, reward, practice, gate, placement, api, store, log"

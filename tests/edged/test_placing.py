@@ -37,7 +37,7 @@ def test_pins_become_ranks_in_the_order_actor_critic_reference() -> None:
 
 
 def test_a_base_that_no_card_holds_is_cut_over_all_of_them() -> None:
-    made = ranks_of(placement.plan(large(*cards(3, 15 * GB))), 6)
+    made = ranks_of(placement.plan(large(*cards(3, 16 * GB))), 6)
     assert (made.mode, len(made.devices)) == ("sharded", 3)
     assert made.actor == made.critic == made.reference == (0, 1, 2)
 

@@ -144,7 +144,6 @@ def test_a_model_of_a_thousand_million_weights_is_trained_within_the_memory_of_t
         ["actor", "critic", "reference"],
         tokens=max(640, sequence_tokens),
         n_shards=1,
-        replicas={"actor": 1, "critic": 1, "reference": 1},
     )
     planned = sum(sum(share.held.values()) for share in shares) + max(sum(share.working.values()) for share in shares)
     # The plan counts what a context of the driver takes too, which torch does not see.

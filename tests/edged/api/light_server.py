@@ -12,10 +12,11 @@ from typing import Any
 
 import httpx
 
+from edged.addresses import TcpListen, UnixListen
 from edged.api.app import build_app
 from edged.api.listen import open_listeners
 from edged.api.server import HttpServer
-from edged.settings import ApiSection, TcpListen, UnixListen
+from edged.settings import ApiSection
 from tests.edged.api.light_ports import Book, Episodes, LightAnswers, LightControl, LightKeys
 
 HANG_S = 30.0  # a guard against hanging, far above what anything here takes

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from edged.addresses import TcpListen, UnixListen
 from edged.api.listen import Listener, ListenError, open_listeners
-from edged.settings import TcpListen, UnixListen
 
 
 @contextmanager

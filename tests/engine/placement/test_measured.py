@@ -89,9 +89,9 @@ def test_a_training_role_takes_what_the_plan_says(
     measured = play(role, packaged_model, cache, tmp_path, work)
     request = request_for(packaged_model, work)
     tokens = max(640, request.training.sequence_tokens)
-    (share,) = train_shares(request, 0, [role], tokens=tokens, n_shards=1, replicas={role: 1})
+    (share,) = train_shares(request, 0, [role], tokens=tokens, n_shards=1)
     if role == "actor":  # the reference's turn comes in the same process
-        (reference,) = train_shares(request, 0, ["reference"], tokens=tokens, n_shards=1, replicas={"reference": 1})
+        (reference,) = train_shares(request, 0, ["reference"], tokens=tokens, n_shards=1)
         assert sum(reference.working.values()) < sum(share.working.values())
     judge(share, measured)
 

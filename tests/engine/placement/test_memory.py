@@ -29,7 +29,7 @@ def training(**changes: object) -> Training:
 
 def share_of(role: str, **changes: object) -> Share:
     request = small(cpu(), **changes)
-    (share,) = memory.train_shares(request, 0, [role], tokens=640, n_shards=1, replicas={role: 1})  # type: ignore[list-item,dict-item]
+    (share,) = memory.train_shares(request, 0, [role], tokens=640, n_shards=1)  # type: ignore[list-item,dict-item]
     return share
 
 
@@ -81,9 +81,7 @@ def test_a_quantised_base_takes_its_files_blocks_and_one_map_unpacked_in_turns()
     outer = 2 * (2 * 128256 + 1) * 4096
     assert held == 32 * (LARGE.packed_block_bytes + 2 * 2 * 4096) + outer
     request = dataclasses.replace(small(card(0, 10**12), held="quantised"), model=LARGE)
-    shares = memory.train_shares(
-        request, 0, ["actor", "reference"], tokens=640, n_shards=1, replicas={"actor": 1, "reference": 1}
-    )
+    shares = memory.train_shares(request, 0, ["actor", "reference"], tokens=640, n_shards=1)
     assert [share.working["unpacked"] for share in shares] == [2 * 4096 * 14336 + 12 * (1 << 24)] * 2
     assert shares[0].held["weights"] == held
     assert "unpacked" not in share_of("actor").working
@@ -160,9 +158,8 @@ def test_one_micro_batch_beyond_the_bound_keeps_the_stream_only() -> None:
 
 def test_the_reference_holds_nothing_where_the_actor_is() -> None:
     request = small(cpu())
-    replicas = {"actor": 1, "critic": 1, "reference": 1}
     roles = ["actor", "critic", "reference"]
-    shares = memory.train_shares(request, 0, roles, tokens=640, n_shards=1, replicas=replicas)  # type: ignore[arg-type]
+    shares = memory.train_shares(request, 0, roles, tokens=640, n_shards=1)  # type: ignore[arg-type]
     assert [share.role for share in shares] == roles
     assert shares[2].held == {}
     assert set(shares[2].working) == {"activations", "logits"}
@@ -179,9 +176,7 @@ def test_a_critic_of_its_own_costs_an_adapter_and_a_backward_pass() -> None:
 
 def test_a_shard_holds_its_part_and_gathers_two_blocks_and_the_ends() -> None:
     request = dataclasses.replace(small(cpu()), model=LARGE)
-    whole, part = (
-        memory.train_shares(request, 0, ["actor"], tokens=640, n_shards=n, replicas={"actor": n})[0] for n in (1, 4)
-    )
+    whole, part = (memory.train_shares(request, 0, ["actor"], tokens=640, n_shards=n)[0] for n in (1, 4))
     assert part.held["weights"] == -(-whole.held["weights"] // 4)
     ends, block = memory.outer_weight_bytes(LARGE, "bfloat16"), memory.block_weight_bytes(LARGE, "bfloat16")
     assert part.working["gathered"] == 2 * block + ends
