@@ -12,6 +12,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +32,14 @@ TOOLS = {
     "systemd-analyze": (("systemd-analyze",), "apt install systemd"),
     "make": (("make",), "apt install make"),
 }
+
+
+def pytest_unconfigure() -> None:
+    """Close what llama_cpp opens when it is imported and never closes: the interpreter would warn of it at its end."""
+    opened = sys.modules.get("llama_cpp._utils")
+    if opened is not None:
+        opened.outnull_file.close()
+        opened.errnull_file.close()
 
 
 @pytest.fixture(scope="session")
