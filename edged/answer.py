@@ -34,6 +34,23 @@ class Ask:
     metadata: dict[str, str]
     caller: Caller
     stream: bool = True
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()  # token, and what is added to its logit
+
+    @property
+    def shaped_by(self) -> str:
+        """What changes the distribution besides temperature, top_p and top_k: names with a space between; mostly ""."""
+        neutral = {
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "frequency_penalty": 0.0,
+            "presence_penalty": 0.0,
+            "logit_bias": (),
+        }
+        return " ".join(name for name, value in neutral.items() if getattr(self, name) != value)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,6 +61,7 @@ class Episode:
     metadata: dict[str, str]
     caller: str
     origin: EpisodeOrigin = "user"
+    shaped_by: str = ""  # what else changed the distribution, as `min_p logit_bias`; "" for a plain sample
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +129,7 @@ class RatedChoice:
     n_tokens: int
     logprobs_complete: bool
     used_by: int | None
+    shaped_by: str = ""  # as of Episode
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ Fields fall into four kinds. What this server does is parsed. What has a value t
 empty list of tools) is taken with that value only, and refused as `unsupported_parameter` with any other. What only
 tunes OpenAI's own service (`IGNORED`) is accepted without effect. Everything else is `unknown_parameter`.
 
-Beyond OpenAI there is `top_k` (0: off).
+Beyond OpenAI there are `top_k` (0: off), `min_p` (0: off) and `repetition_penalty` (1: off).
 """
 
 from __future__ import annotations
@@ -96,6 +96,12 @@ Metadata = Annotated[
 ]
 User = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 Tokens = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+# Keys are token ids, as text: JSON has no others.
+LogitBias = Annotated[
+    dict[Annotated[str, StringConstraints(pattern=r"^\d{1,9}$")], Annotated[float, Field(ge=-100, le=100)]],
+    Field(max_length=1024),
+]
 
 
 GREEDY_BELOW = 0.01  # a distribution this sharp is a choice already, and its logits overflow
@@ -144,11 +150,11 @@ class SamplingRequest(Body):
     user: User | None = None
     metadata: Metadata = Field(default_factory=dict)
     store: bool = False
-    frequency_penalty: Annotated[Any, only(0)] = None
-    presence_penalty: Annotated[Any, only(0)] = None
-    repetition_penalty: Annotated[Any, only(1)] = None
-    min_p: Annotated[Any, only(0)] = None
-    logit_bias: Annotated[Any, only({})] = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    logit_bias: LogitBias | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -162,6 +168,18 @@ class SamplingRequest(Body):
         if self.stream_options is not None and not self.stream:
             raise mistake("only with stream = true", param="stream_options")
         return self
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        """What changes the distribution besides temperature, top_p and top_k: fields of an Ask."""
+        bias = sorted((int(token), value) for token, value in (self.logit_bias or {}).items() if value != 0)
+        return {
+            "min_p": self.min_p or 0.0,
+            "repetition_penalty": 1.0 if self.repetition_penalty is None else self.repetition_penalty,
+            "frequency_penalty": self.frequency_penalty or 0.0,
+            "presence_penalty": self.presence_penalty or 0.0,
+            "logit_bias": tuple(bias),
+        }
 
     @property
     def wants_usage_chunk(self) -> bool:
@@ -215,6 +233,7 @@ class ChatRequest(SamplingRequest):
             user=self.user,
             metadata=self.metadata,
             caller=caller,
+            **self.shape,
         )
 
 
@@ -245,4 +264,5 @@ class TextRequest(SamplingRequest):
             user=self.user,
             metadata=self.metadata,
             caller=caller,
+            **self.shape,
         )

@@ -30,8 +30,11 @@ CONTRAST_MIN = 1e-6  # ratings closer than this are equal
 RATINGS_MIN = 2  # a single rating has nothing to be compared with
 
 # Why a rated choice is not trained on. The rating itself stays in the store.
-DropReason = Literal["stale", "greedy", "cut_support", "no_logprobs", "empty", "other_base", "adapter_gone"]
-FOR_THUMBS = frozenset({"stale", "greedy", "cut_support", "no_logprobs", "adapter_gone"})  # what KTO can do without
+DropReason = Literal["stale", "greedy", "cut_support", "shaped", "no_logprobs", "empty", "other_base", "adapter_gone"]
+# What KTO can do without.
+FOR_THUMBS: frozenset[DropReason] = frozenset(
+    {"stale", "greedy", "cut_support", "shaped", "no_logprobs", "adapter_gone"}
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,6 +237,8 @@ def unfit_for_policy(choice: RatedChoice, view: View, rules: Rules) -> DropReaso
         return "greedy"
     if choice.top_p < 1.0 or choice.top_k > 0:
         return "cut_support"
+    if choice.shaped_by:
+        return "shaped"
     if not choice.logprobs_complete:
         return "no_logprobs"
     if view.newest_version - choice.version > rules.staleness:

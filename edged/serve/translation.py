@@ -34,6 +34,11 @@ def generate(ask: Ask, default_max_tokens: int) -> protocol.Generate:
             temperature=ask.temperature,
             top_p=ask.top_p,
             top_k=ask.top_k,
+            min_p=ask.min_p,
+            repetition_penalty=ask.repetition_penalty,
+            frequency_penalty=ask.frequency_penalty,
+            presence_penalty=ask.presence_penalty,
+            logit_bias=ask.logit_bias,
             seed=ask.seed,
             max_tokens=default_max_tokens if ask.max_tokens is None else ask.max_tokens,
             stop=ask.stop,
@@ -47,7 +52,8 @@ def refusal(ask: Ask, failed: protocol.RequestFailed) -> Refused:
     """What a client is told of a request that the worker refused."""
     if failed.code == "engine_error":
         return Refused(503, failed.code, failed.message, retry_after_s=1.0)
-    return Refused(400, failed.code, failed.message, param="prompt" if ask.messages is None else "messages")
+    param = "prompt" if ask.messages is None else "messages"
+    return Refused(400, failed.code, failed.message, param="logit_bias" if failed.code == "bad_logit_bias" else param)
 
 
 def token_entry(token: protocol.TokenLogprob) -> dict[str, Any]:
@@ -95,4 +101,5 @@ def episode(
         user=ask.user,
         metadata=ask.metadata,
         caller=ask.caller.name,
+        shaped_by=ask.shaped_by,
     )

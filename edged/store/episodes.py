@@ -17,7 +17,7 @@ from edged.store.tally import Tally
 _COLUMNS = (
     "id, completion_id, choice, created_at, kind, model, base_sha256, version, messages, prompt, prompt_ids,"
     " completion_ids, logprobs, raw_logprobs, text, finish_reason, temperature, top_p, top_k, seed, max_tokens, user,"
-    " metadata, caller"
+    " metadata, caller, shaped_by"
 )
 # Who asked is told by the table of practice alone.
 COLUMNS = (
@@ -29,8 +29,8 @@ _N_EPISODE = len(_COLUMNS.split(",")) + 1
 _INSERT = (
     "INSERT INTO episodes (completion_id, choice, created_at, kind, model, base_sha256, version, messages, prompt,"
     " prompt_ids, completion_ids, logprobs, raw_logprobs, n_tokens, logprobs_complete, text, finish_reason,"
-    " temperature, top_p, top_k, seed, max_tokens, user, metadata, caller)"
-    f" VALUES ({', '.join('?' * 25)})"
+    " temperature, top_p, top_k, seed, max_tokens, user, metadata, caller, shaped_by)"
+    f" VALUES ({', '.join('?' * 26)})"
 )
 
 
@@ -201,6 +201,7 @@ def to_row(episode: Episode) -> Row:
         episode.user,
         blobs.to_json(episode.metadata),
         episode.caller,
+        episode.shaped_by,
     )
 
 
@@ -231,7 +232,8 @@ def to_episode(row: Row) -> Episode:
         user=row[21],
         metadata=blobs.from_json(row[22]),
         caller=row[23],
-        origin="practice" if row[24] else "user",
+        shaped_by=row[24],
+        origin="practice" if row[25] else "user",
     )
 
 

@@ -246,6 +246,9 @@ _STEPS = (
     ) STRICT;
     CREATE INDEX ratings_by_version ON ratings (version);
     """,
+    """
+    ALTER TABLE episodes ADD COLUMN shaped_by TEXT NOT NULL DEFAULT ''; -- what else changed the distribution
+    """,
 )
 
 SCHEMA_VERSION = len(_STEPS)

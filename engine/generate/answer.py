@@ -10,9 +10,10 @@ choice concatenate to the text of its ChoiceDone; token entries of a chunk never
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from engine.generate.sampling import Sampled, Sampler
+from engine.generate.shaping import Shape
 from engine.generate.text import TextStream
 from engine.protocol import ChoiceDone, Chunk, FinishReason, RequestDone, Sampling, TokenLogprob, TopLogprob
 
@@ -22,13 +23,21 @@ PieceOf = Callable[[int], bytes]  # token id -> its bytes, b"" for control token
 class Choice:
     """One answer being sampled. `finish_reason` is None while it runs."""
 
-    def __init__(self, sampling: Sampling, *, seed: int, index: int, room: int) -> None:
-        """room: the most tokens it may have."""
+    def __init__(self, sampling: Sampling, *, seed: int, index: int, room: int, prompt_ids: Sequence[int] = ()) -> None:
+        """room: the most tokens it may have. prompt_ids: what a repetition penalty is on from the start."""
         self.index = index
         self.sampler = Sampler(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            shape=Shape(
+                bias=sampling.logit_bias,
+                repetition_penalty=sampling.repetition_penalty,
+                frequency_penalty=sampling.frequency_penalty,
+                presence_penalty=sampling.presence_penalty,
+            ),
+            prompt_ids=prompt_ids,
             seed=seed,
             choice=index,
             top_logprobs=sampling.top_logprobs if sampling.logprobs else 0,

@@ -19,7 +19,7 @@ from engine.generate.sampling import NotFinite
 from engine.generate.scheduler import Admitted, Piece
 from engine.generate.swap import Swap
 from engine.generate.template import BadTemplate
-from engine.protocol import Begun, Cancel, ChatMessage, Generate, Message, RequestFailed, Tokenise, Tokenised
+from engine.protocol import Begun, Cancel, ChatMessage, Generate, Message, RequestFailed, Sampling, Tokenise, Tokenised
 
 log = logging.getLogger(__name__)
 
@@ -74,11 +74,15 @@ class Answering:
         try:
             prompt_ids = self._prompt_ids(message)
             room = self._room(message, prompt_ids)
+            self._check_bias(message.sampling)
         except _Refused as refused:
             self._send(RequestFailed(request_id=message.request_id, code=refused.code, message=str(refused)))
             return
         seed = message.sampling.seed if message.sampling.seed is not None else secrets.randbits(_SEED_BITS)
-        choices = tuple(Choice(message.sampling, seed=seed, index=index, room=room) for index in range(message.n))
+        choices = tuple(
+            Choice(message.sampling, seed=seed, index=index, room=room, prompt_ids=prompt_ids)
+            for index in range(message.n)
+        )
         self._answers[message.request_id] = Answer(message.request_id, prompt_ids, choices, arrived_at=arrived_at)
         scheduler = self._decoders[self._swap.live].scheduler
         for choice in choices:
@@ -156,6 +160,12 @@ class Answering:
             return self._prompts.chat(messages)
         except BadTemplate as error:
             raise _Refused("bad_template", str(error)) from error
+
+    def _check_bias(self, sampling: Sampling) -> None:
+        unknown = [token for token, _ in sampling.logit_bias if token >= self._model.n_vocab]
+        if unknown:
+            reason = f"the model has no token {unknown[0]}: its tokens are 0 to {self._model.n_vocab - 1}"
+            raise _Refused("bad_logit_bias", reason)
 
     def _room(self, message: Generate, prompt_ids: tuple[int, ...]) -> int:
         """The most tokens that each choice may have."""

@@ -1,11 +1,13 @@
 """Draw tokens from logits, and say how likely each drawn token was.
 
-Two log-probabilities are recorded for every token: under the distribution that it was drawn from (temperature, top-k
-and top-p applied, renormalised), which is the behaviour policy of learning, and under the full softmax at temperature
-1. At temperature 0 the distribution is a point: its log-probability is 0 by definition.
+Two log-probabilities are recorded for every token: under the distribution that it was drawn from (bias, penalties,
+temperature and cuts applied, renormalised), which is the behaviour policy of learning, and under the full softmax of
+the model's own logits at temperature 1. At temperature 0 the distribution is a point: its log-probability is 0 by
+definition.
 
-Order of the cuts: temperature, then top-k, then top-p over what top-k left. Equal logits at the border of a cut are
-kept or dropped in an unspecified but repeatable order. Pure but for the random state inside a `Sampler`; no llama.cpp.
+Order: bias and penalties (`engine.generate.shaping`), temperature, min-p, top-k, then top-p over what top-k left. Equal
+logits at the border of a cut are kept or dropped in an unspecified but repeatable order. Pure but for the random state
+inside a `Sampler`; no llama.cpp.
 
 Letters: V vocabulary.
 """
@@ -14,11 +16,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-Row = npt.NDArray[np.float32]  # float32[V] logits
+from engine.generate.shaping import Row, Shape, Shaper
 
 _BLOCK = 256  # the inverse CDF is walked over sums of blocks first: two short cumulative sums instead of one over V
 _LIKELY = 1024  # top-p looks at this many most likely tokens before it sorts all
@@ -42,15 +45,28 @@ class Sampled:
 class Sampler:
     """The sampling settings and the random state of one choice: the same seed and choice draw the same numbers."""
 
-    __slots__ = ("_random", "temperature", "top_k", "top_logprobs", "top_p")
+    __slots__ = ("_random", "_shaper", "min_p", "temperature", "top_k", "top_logprobs", "top_p")
 
     def __init__(
-        self, *, temperature: float, top_p: float, top_k: int, seed: int, choice: int, top_logprobs: int
+        self,
+        *,
+        temperature: float,
+        top_p: float,
+        top_k: int,
+        seed: int,
+        choice: int,
+        top_logprobs: int,
+        min_p: float = 0.0,
+        shape: Shape | None = None,
+        prompt_ids: Sequence[int] = (),
     ) -> None:
+        """min_p: tokens less likely than this share of the likeliest are left out. prompt_ids: for `shape`."""
         self.temperature = temperature
         self.top_p = top_p
         self.top_k = top_k
+        self.min_p = min_p
         self.top_logprobs = top_logprobs
+        self._shaper = Shaper(shape, prompt_ids) if shape is not None and shape.changes else None
         self._random = np.random.Generator(np.random.PCG64([seed & _SEED_MASK, choice]))
 
     def draw(self, logits: Row) -> Sampled:
@@ -59,19 +75,24 @@ class Sampler:
         weights = np.exp(shifted)
         # float32 pairwise sums keep about six digits, more than the kernels that made the logits.
         log_total = math.log(float(weights.sum()))
-        if self.temperature == 0:
-            token, logprob = int(logits.argmax()), 0.0
+        if self._shaper is None:
+            token, logprob = self._draw_from(shifted, weights)
         else:
-            token, logprob = self._draw_scaled(shifted, weights)
+            shaped = self._shaper.apply(logits)
+            shaped_shifted = shaped - _peak(shaped)
+            token, logprob = self._draw_from(shaped_shifted, np.exp(shaped_shifted))
+            self._shaper.note(token)
         raw_logprob = float(shifted[token]) - log_total
-        if self.temperature == 1 and not self._cuts():
+        if self.temperature == 1 and self._shaper is None and not self._cuts():
             logprob = raw_logprob
         return Sampled(token, logprob, raw_logprob, most_likely(shifted, log_total, self.top_logprobs))
 
     def _cuts(self) -> bool:
-        return self.top_k > 0 or self.top_p < 1
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
-    def _draw_scaled(self, shifted: Row, weights: Row) -> tuple[int, float]:
+    def _draw_from(self, shifted: Row, weights: Row) -> tuple[int, float]:
+        if self.temperature == 0:
+            return int(shifted.argmax()), 0.0
         if self.temperature != 1:
             # Not in place: the caller still reads the unscaled values.
             scaled = shifted * np.float32(1 / self.temperature)
@@ -79,6 +100,8 @@ class Sampler:
         else:
             scaled = shifted
         if self._cuts():
+            if self.min_p > 0:
+                weights = np.where(weights < self.min_p, np.float32(0), weights)  # the likeliest one weighs 1
             kept = _kept(weights, self.top_k, self.top_p)
             position = _inverse_cdf(weights[kept], self._random.random())
             token = int(kept[position])

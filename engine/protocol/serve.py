@@ -46,11 +46,17 @@ class ChatMessage:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """temperature 0 is greedy; top_k 0 and top_p 1.0 cut nothing; seed None draws one."""
+    """temperature 0 is greedy; top_k 0, top_p 1.0 and min_p 0.0 cut nothing; seed None draws one. The penalties and
+    logit_bias (token, what is added to its logit) as in `engine.generate.shaping`."""
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int | None = None
     max_tokens: int | None = None  # None: up to the context's end
     stop: tuple[str, ...] = ()
@@ -146,7 +152,7 @@ class RequestDone(Message):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFailed(Message):
-    """`code` is stable: context_length_exceeded, bad_template, bad_prompt, engine_error."""
+    """`code` is stable: context_length_exceeded, bad_template, bad_prompt, bad_logit_bias, engine_error."""
 
     request_id: str
     code: str

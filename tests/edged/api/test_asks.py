@@ -74,16 +74,11 @@ def test_stop_is_one_string_or_up_to_four() -> None:
 @pytest.mark.parametrize(
     ("field", "neutral", "wanted"),
     [
-        ("frequency_penalty", 0, 0.5),
-        ("presence_penalty", 0.0, -1),
-        ("logit_bias", {}, {"50256": -100}),
         ("response_format", {"type": "text"}, {"type": "json_object"}),
         ("tools", [], [{"type": "function"}]),
         ("tool_choice", "auto", "required"),
         ("modalities", ["text"], ["text", "audio"]),
         ("reasoning_effort", "none", "high"),
-        ("min_p", 0, 0.1),
-        ("repetition_penalty", 1.0, 1.1),
     ],
 )
 def test_what_is_missing_here_is_taken_only_with_the_value_that_means_without(
@@ -92,6 +87,54 @@ def test_what_is_missing_here_is_taken_only_with_the_value_that_means_without(
     assert chat(**{field: neutral}).ask("x", CALLER) == chat().ask("x", CALLER)
     refused = refusal(**{field: wanted})
     assert (refused.code, refused.param) == ("unsupported_parameter", field)
+
+
+def test_what_shapes_the_distribution_reaches_the_engine_and_is_named_in_the_record() -> None:
+    shaped = chat(
+        min_p=0.1,
+        repetition_penalty=1.1,
+        frequency_penalty=0.5,
+        presence_penalty=-1,
+        logit_bias={"7": -100, "2": 3, "5": 0},
+    ).ask("x", CALLER)
+    assert (shaped.min_p, shaped.repetition_penalty) == (0.1, 1.1)
+    assert (shaped.frequency_penalty, shaped.presence_penalty) == (0.5, -1.0)
+    assert shaped.logit_bias == ((2, 3.0), (7, -100.0))
+    assert shaped.shaped_by == "min_p repetition_penalty frequency_penalty presence_penalty logit_bias"
+
+
+@pytest.mark.parametrize(
+    "neutral",
+    [
+        {"frequency_penalty": 0},
+        {"presence_penalty": 0.0},
+        {"logit_bias": {}},
+        {"logit_bias": {"7": 0}},
+        {"min_p": 0},
+        {"repetition_penalty": 1.0},
+    ],
+)
+def test_values_that_shape_nothing_leave_a_plain_sample(neutral: dict[str, Any]) -> None:
+    assert chat(**neutral).ask("x", CALLER) == chat().ask("x", CALLER)
+    assert chat(**neutral).ask("x", CALLER).shaped_by == ""
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"frequency_penalty": 2.5}, "frequency_penalty"),
+        ({"presence_penalty": -3}, "presence_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"min_p": 1.5}, "min_p"),
+        ({"logit_bias": {"7": 101}}, "logit_bias.7"),
+        ({"logit_bias": {"cat": 1}}, "logit_bias.cat"),
+        ({"logit_bias": {str(token): 1 for token in range(1025)}}, "logit_bias"),
+    ],
+)
+def test_shapes_beyond_their_bounds_are_refused(fields: dict[str, Any], param: str) -> None:
+    refused = refusal(**fields)
+    assert refused.param is not None
+    assert refused.param.startswith(param.partition(".")[0])
 
 
 @pytest.mark.parametrize("field", sorted(IGNORED))

@@ -63,12 +63,22 @@ def test_extra_body_carries_top_k(tmp_path: Path) -> None:
     assert light.answers.asked[0].top_k == 40
 
 
+def test_it_sends_penalties_and_biases(tmp_path: Path) -> None:
+    with serving_in_thread(tmp_path) as light, client_of(light, "unix") as client:
+        client.chat.completions.create(
+            model="default", messages=[USER], frequency_penalty=0.5, presence_penalty=0.25, logit_bias={"7": -100}
+        )
+
+    asked = light.answers.asked[0]
+    assert (asked.frequency_penalty, asked.presence_penalty, asked.logit_bias) == (0.5, 0.25, ((7, -100.0),))
+
+
 def test_its_errors_are_of_the_right_class(tmp_path: Path) -> None:
     with serving_in_thread(tmp_path) as light, client_of(light, "unix") as client:
         with pytest.raises(openai.NotFoundError) as unknown:
             client.chat.completions.create(model="gpt-4o", messages=[USER])
         with pytest.raises(openai.BadRequestError) as unsupported:
-            client.chat.completions.create(model="default", messages=[USER], frequency_penalty=1)
+            client.chat.completions.create(model="default", messages=[USER], reasoning_effort="high")
         light.answers.refuses = Refused(429, "too_many_requests", "full", retry_after_s=1)
         with pytest.raises(openai.RateLimitError) as full:
             client.chat.completions.create(model="default", messages=[USER])
@@ -78,7 +88,7 @@ def test_its_errors_are_of_the_right_class(tmp_path: Path) -> None:
             list(stream)
 
     assert unknown.value.code == "model_not_found"
-    assert (unsupported.value.code, unsupported.value.param) == ("unsupported_parameter", "frequency_penalty")
+    assert (unsupported.value.code, unsupported.value.param) == ("unsupported_parameter", "reasoning_effort")
     assert full.value.response.headers["retry-after"] == "1"
     assert "the engine died" in str(interrupted.value)
 

@@ -158,6 +158,7 @@ def test_t_kto_1_where_kto_alone_learns_ratings_of_one_sign_wait_for_one_of_the_
         ({"temperature": 0.0}, "greedy"),
         ({"top_p": 0.9}, "cut_support"),
         ({"top_k": 40}, "cut_support"),
+        ({"shaped_by": "logit_bias"}, "shaped"),
         ({"logprobs_complete": False}, "no_logprobs"),
         ({"version": 1}, "stale"),
         ({"version": 2}, None),

@@ -362,6 +362,20 @@ def test_the_worker_is_asked_for_at_most_the_tokens_of_the_request_or_the_defaul
     run(scenario)
 
 
+def test_what_shaped_an_answer_is_asked_of_the_worker_and_recorded() -> None:
+    async def scenario() -> None:
+        serve = Serve()
+        reader = serve.read(ask(min_p=0.1, logit_bias=((7, -100.0),)))
+        await serve.settle()
+        sampling = serve.engine.asked[0].sampling
+        assert (sampling.min_p, sampling.logit_bias) == (0.1, ((7, -100.0),))
+        serve.says(begun(), choice_done(), request_done())
+        await reader.end()
+        assert serve.disk.episodes[0].shaped_by == "min_p logit_bias"
+
+    run(scenario)
+
+
 def test_messages_of_other_jobs_are_left_to_them() -> None:
     async def scenario() -> None:
         serve = Serve()

@@ -22,6 +22,7 @@ def score(episode_id: int, kl: float = 0.5) -> EpisodeScore:
 
 def test_an_episode_comes_back_as_it_was(in_store: InStore, make_episode: Callable[..., Episode]) -> None:
     chat = make_episode("chatcmpl-1", logprobs=(-0.5, None), metadata={"a": "ü"}, user="ann", max_tokens=9)
+    chat = dataclasses.replace(chat, shaped_by="min_p logit_bias")
     text = make_episode(
         "cmpl-1", kind="text", messages=None, prompt="Once\0 upon", completion_ids=(), logprobs=(), raw_logprobs=()
     )

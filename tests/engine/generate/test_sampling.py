@@ -13,13 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.generate.sampling import NotFinite, Sampler, raw_logprob
+from engine.generate.shaping import Shape
 
 LOGPROB_TOLERANCE = 2e-5  # float32 sums over 50,000 terms
 SIGMAS = 5.0
 F64 = npt.NDArray[np.float64]
 
 
-def sampler(*, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0, seed: int = 1, **other: int) -> Sampler:
+def sampler(*, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0, seed: int = 1, **other: Any) -> Sampler:
     rest: dict[str, Any] = {"choice": 0, "top_logprobs": 0} | other
     return Sampler(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, **rest)
 
@@ -75,6 +76,37 @@ def test_tokens_come_as_often_as_the_distribution_says(temperature: float, top_k
     for token in np.argsort(-expected)[:6]:
         p = expected[token]
         assert abs(counts[int(token)] - n * p) <= SIGMAS * math.sqrt(n * p * (1 - p)) + 1
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (3, 1.0), (0, 0.9)])
+def test_min_p_leaves_out_what_is_less_likely_than_its_share_of_the_likeliest(top_k: int, top_p: float) -> None:
+    p = np.array([0.4, 0.3, 0.15, 0.1, 0.05])
+    kept = np.where(p >= 0.3 * 0.4, p, 0)  # the first three
+    expected = distribution(np.log(np.maximum(kept, 1e-300)), temperature=1.0, top_k=top_k, top_p=top_p)
+    draws = sampler(min_p=0.3, top_k=top_k, top_p=top_p)
+    for _ in range(300):
+        drawn = draws.draw(np.log(p).astype(np.float32))
+        assert drawn.logprob == pytest.approx(math.log(expected[drawn.id]), abs=LOGPROB_TOLERANCE)
+        assert drawn.raw_logprob == pytest.approx(math.log(p[drawn.id]), abs=LOGPROB_TOLERANCE)
+
+
+def test_a_shaped_draw_has_the_log_probability_of_the_shaped_distribution_and_the_models_own() -> None:
+    logits = np.array([1.0, 2.0, 0.5], np.float32)
+    draws = sampler(shape=Shape(bias=((0, 3.0),), frequency_penalty=1.5), prompt_ids=(2,))
+    counts = np.zeros(3)
+    for _ in range(6):
+        drawn = draws.draw(logits)
+        expected = log_softmax(logits + np.array([3.0, 0, 0]) - 1.5 * counts)
+        assert drawn.logprob == pytest.approx(expected[drawn.id], abs=LOGPROB_TOLERANCE)
+        assert drawn.raw_logprob == pytest.approx(log_softmax(logits)[drawn.id], abs=LOGPROB_TOLERANCE)
+        counts[drawn.id] += 1
+
+
+def test_a_greedy_draw_is_the_best_of_the_shaped_logits() -> None:
+    logits = np.array([1.0, 2.0, 0.5], np.float32)
+    assert sampler(temperature=0.0, shape=Shape(bias=((2, 100.0),))).draw(logits).id == 2
+    repeated = sampler(temperature=0.0, shape=Shape(presence_penalty=1.5))
+    assert [repeated.draw(logits).id for _ in range(2)] == [1, 0]
 
 
 def test_temperature_zero_takes_the_best_token_with_certainty() -> None:
