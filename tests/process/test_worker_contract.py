@@ -41,6 +41,7 @@ COMMANDS: dict[Kind, tuple[str, ...]] = {
     "real": ("-m", "engine.worker"),
 }
 KINDS = pytest.mark.parametrize("kind", ["light", pytest.param("real", marks=pytest.mark.real_model)], scope="module")
+REAL = pytest.mark.parametrize("kind", [pytest.param("real", marks=pytest.mark.real_model)], scope="module")
 PROBES = (
     ProbeText(user="What is a cat?", assistant="A cat is a small animal."),
     ProbeText(user="Hi", assistant="Hello!"),
@@ -300,6 +301,19 @@ def test_a_stop_string_ends_the_answer_and_is_not_shown(serving: Worker, kind: K
     assert done.text == plain.text[: plain.text.index(stop)].rstrip(" ") or done.text == plain.text.split(stop)[0]
 
 
+@REAL
+def test_a_biased_token_is_not_chosen_and_an_unknown_one_is_refused(serving: Worker, kind: Kind) -> None:
+    (plain,) = of(ask(serving, chat(temperature=0.0, max_tokens=3)), protocol.ChoiceDone)
+    first = plain.completion_ids[0]
+    (biased,) = of(
+        ask(serving, chat(temperature=0.0, max_tokens=3, logit_bias=((first, -100.0),))), protocol.ChoiceDone
+    )
+    assert biased.completion_ids[0] != first
+    assert biased.raw_logprobs[0] < plain.raw_logprobs[0]
+    (failed,) = of(ask(serving, chat(logit_bias=((10**8, 1.0),))), protocol.RequestFailed)
+    assert failed.code == "bad_logit_bias"
+
+
 @KINDS
 def test_a_cancelled_request_ends_with_what_it_has(serving: Worker, kind: Kind) -> None:
     running, waiting = chat(n=4, max_tokens=300), chat(n=1)
@@ -462,9 +476,6 @@ def test_a_truncated_adapter_is_not_staged(serving: Worker, kind: Kind, packaged
     failed = stage(serving, AdapterRef(version=5, folder=str(folder)))
     assert isinstance(failed, protocol.StageFailed)
     assert failed.code == "adapter_unreadable"
-
-
-REAL = pytest.mark.parametrize("kind", [pytest.param("real", marks=pytest.mark.real_model)], scope="module")
 
 
 @REAL
