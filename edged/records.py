@@ -81,7 +81,10 @@ class NewFeedback:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Feedback:
-    """A stored feedback row; the newest of a choice counts. `replaces`: the row it superseded."""
+    """A stored feedback row. Of a choice the newest rating counts, and the newest correction.
+
+    replaces: the newest row before it whose rating or correction it superseded.
+    """
 
     id: str
     completion_id: str
@@ -112,9 +115,9 @@ class Preference:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RatedChoice:
-    """A choice whose newest feedback carries a rating: what planning looks at.
+    """A choice that is rated: what planning looks at.
 
-    used_by: the finished update that trained on it as a new rating, or None. rated_at: when that newest rating came.
+    used_by: the finished update that trained on it as a new rating, or None. rated_at: when the newest rating came.
     """
 
     episode_id: int

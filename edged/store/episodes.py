@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 import apsw
 
 from edged.records import Caller, Episode, EpisodeOrigin, EpisodeScore, Feedback
-from edged.store import audit, blobs, feedback
+from edged.store import audit, blobs, feedback, superseding
 from edged.store.database import Database
 from edged.store.rows import Row, all_rows
 from edged.store.tally import Tally
@@ -115,7 +115,7 @@ class Episodes:
             )
             connection.execute("DELETE FROM episodes WHERE user = ?", (user,))
             removed = connection.changes()
-            feedback.remove_of_user(connection, user)
+            superseding.remove_of_user(connection, user)
             connection.execute("DELETE FROM preferences WHERE user = ?", (user,))
             name_hash = hashlib.sha256(user.encode("utf-8", "surrogatepass")).hexdigest()[:16]
             detail = {"user_sha256": name_hash, "episodes": removed}
@@ -135,6 +135,8 @@ class Episodes:
     ) -> list[tuple[Episode, Feedback | None, EpisodeScore | None]]:
         """Episodes with id > after, oldest first, with the feedback that counts and the trainer's score, if any.
 
+        The feedback is the row whose rating counts, or the newest while none has one, with the correction that counts.
+
         Args:
             origin: those that users asked for, or those of practice.
             version: only those by this adapter; None: all.
@@ -149,7 +151,8 @@ class Episodes:
         if rated is not None:
             conditions.append(f"f.rating IS {'NOT ' if rated else ''}NULL")
         query = (
-            f"SELECT {COLUMNS}, {feedback.COLUMNS}, s.reference_version, s.reference_logprob, s.kl, s.engine_gap"
+            f"SELECT {COLUMNS}, {feedback.COUNTING_COLUMNS},"
+            " s.reference_version, s.reference_logprob, s.kl, s.engine_gap"
             " FROM episodes AS e LEFT JOIN ratings AS r ON r.episode_id = e.id"
             " LEFT JOIN feedback AS f ON f.seq = r.feedback_seq LEFT JOIN scores AS s ON s.episode_id = e.id"
             f" WHERE {' AND '.join(conditions)} ORDER BY e.id LIMIT ?"

@@ -1,11 +1,7 @@
-"""Feedback: rows in the order they came, the newest of each choice counts; and which ratings wait for an update.
+"""Feedback: rows in the order they came, and which ratings wait for an update.
 
-The table `ratings` has one row for each choice with feedback. It names the row that counts and says what became of the
-choice: fresh -> used (for good) or dropped; see `edged.store.schema`. Rating a dropped choice again makes it fresh
-again; rating a used one again changes the reward that replay sees, and nothing else.
-
-A row stays as it was written, until its user is removed: then it goes, and the row that replaced it names the one
-before it.
+A row stays as it was written, until its user is removed. Which rows of a choice count, and what became of the choice,
+is kept by `edged.store.superseding`.
 """
 
 from __future__ import annotations
@@ -19,7 +15,7 @@ import apsw
 
 from edged.records import Feedback, NewFeedback, Preference, RatedChoice
 from edged.refusal import Refused
-from edged.store import blobs, written
+from edged.store import blobs, superseding, written
 from edged.store.database import Database
 from edged.store.rows import Row, all_rows, first_row, single_row
 from edged.store.tally import Tally
@@ -29,6 +25,12 @@ COLUMNS = (
     " f.created_at, f.replaces"
 )
 N_COLUMNS = 12
+# The same with the correction that counts, which may stand in another row than the rating that does.
+COUNTING_COLUMNS = COLUMNS.replace(
+    "f.correction",
+    "(SELECT c.correction FROM feedback AS c WHERE c.episode_id = e.id AND c.correction IS NOT NULL"
+    " ORDER BY c.seq DESC LIMIT 1)",
+)
 
 _FEEDBACK = f"SELECT {COLUMNS} FROM feedback AS f JOIN episodes AS e ON e.id = f.episode_id"
 
@@ -51,7 +53,7 @@ class FeedbackRows:
         self._clock = clock
 
     def counts(self) -> tuple[int, int]:
-        """Feedback rows, and choices whose newest row has a rating. No I/O."""
+        """Feedback rows, and choices that are rated. No I/O."""
         return self._tally.feedback, self._tally.ratings
 
     def drop_counts(self) -> dict[str, int]:
@@ -212,33 +214,6 @@ def mark_used(connection: apsw.Connection, feedback_ids: Iterable[str], *, updat
     )
 
 
-def remove_of_user(connection: apsw.Connection, user: str) -> None:
-    """Remove the feedback rows of `user`; on choices that others rated too, their newest row counts."""
-    touched = [row[0] for row in connection.execute("SELECT DISTINCT episode_id FROM feedback WHERE user = ?", (user,))]
-    for episode_id in touched:
-        state, used_by, version = single_row(
-            connection, "SELECT state, used_by, version FROM ratings WHERE episode_id = ?", (episode_id,)
-        )
-        connection.execute("DELETE FROM ratings WHERE episode_id = ?", (episode_id,))
-        connection.execute("DELETE FROM feedback WHERE episode_id = ? AND user = ?", (episode_id, user))
-        previous: str | None = None
-        rest = all_rows(
-            connection, "SELECT seq, id, rating FROM feedback WHERE episode_id = ? ORDER BY seq", (episode_id,)
-        )
-        for seq, feedback_id, _ in rest:
-            connection.execute("UPDATE feedback SET replaces = ? WHERE seq = ?", (previous, seq))
-            previous = feedback_id
-        if rest:
-            newest_seq, _, newest_rating = rest[-1]
-            was_dropped = first_row(connection, "SELECT 1 FROM drops WHERE feedback_seq = ?", (newest_seq,))
-            if state != "used":
-                state = "unrated" if newest_rating is None else "dropped" if was_dropped else "fresh"
-            connection.execute(
-                "INSERT INTO ratings (episode_id, feedback_seq, version, state, used_by) VALUES (?, ?, ?, ?, ?)",
-                (episode_id, newest_seq, version, state, used_by),
-            )
-
-
 def to_feedback(row: Row) -> Feedback:
     """A row of COLUMNS as a record."""
     return Feedback(
@@ -296,7 +271,7 @@ def _page(
 def _insert(
     connection: apsw.Connection, new: NewFeedback, key: str | None, *, now: float
 ) -> tuple[Feedback, bool, int]:
-    """The stored row, whether this call made it, and by how much the number of current ratings changed."""
+    """The stored row, whether this call made it, and by how much the number of rated choices changed."""
     if key is not None:
         earlier = first_row(connection, f"{_FEEDBACK} WHERE f.caller = ? AND f.idempotency_key = ?", (new.caller, key))
         if earlier is not None:
@@ -309,13 +284,7 @@ def _insert(
     if episode is None:
         raise _not_found(connection, new)
     episode_id, version = episode
-    counting = first_row(
-        connection,
-        "SELECT f.id, f.rating, r.state FROM ratings AS r JOIN feedback AS f ON f.seq = r.feedback_seq"
-        " WHERE r.episode_id = ?",
-        (episode_id,),
-    )
-    replaces, old_rating, old_state = counting or (None, None, None)
+    rates, corrects = new.rating is not None, new.correction is not None
     stored = Feedback(
         id=_new_id("fb"),
         completion_id=new.completion_id,
@@ -328,20 +297,12 @@ def _insert(
         source=new.source,
         caller=new.caller,
         created_at=now,
-        replaces=replaces,
+        replaces=superseding.replaced(connection, episode_id, None, rates=rates, corrects=corrects),
     )
     seq = _append(connection, stored, episode_id, key)
-    if stored.correction is not None:
+    if corrects:
         written.insert_correction(connection, seq)
-    state = "used" if old_state == "used" else "unrated" if stored.rating is None else "fresh"
-    if counting is None:
-        insert = "INSERT INTO ratings (feedback_seq, state, version, episode_id) VALUES (?, ?, ?, ?)"
-        connection.execute(insert, (seq, state, version, episode_id))
-    else:
-        connection.execute(
-            "UPDATE ratings SET feedback_seq = ?, state = ? WHERE episode_id = ?", (seq, state, episode_id)
-        )
-    return stored, True, (stored.rating is not None) - (old_rating is not None)
+    return stored, True, superseding.count_in(connection, episode_id, seq, version=version, rates=rates)
 
 
 def _append(connection: apsw.Connection, stored: Feedback, episode_id: int, key: str | None) -> int:

@@ -7,9 +7,9 @@ A step is never changed once it was released: a change is a new step. Times are 
     unscored      episodes with tokens that the trainer has not scored; a table, since a flag would rewrite the episode
     scores        what the trainer said of an episode
     feedback      what people said; `seq` is the order, `id` is what callers see
-    ratings       one row for each choice with feedback: the row that counts, and what became of it:
+    ratings       one row for each choice with feedback: the newest row with a rating, else the newest, and what became:
                   fresh (waits for an update) -> used (by a finished update; for good) or dropped (cannot be used);
-                  unrated while the row that counts has no rating. A fresh row is the input of planning.
+                  unrated while no row has a rating. A fresh row is the input of planning.
     drops         why a feedback row was dropped
     preferences   pairs
     written       what people wrote, by preference or by feedback with a correction: its tokens once the serving engine
@@ -248,6 +248,15 @@ _STEPS = (
     """,
     """
     ALTER TABLE episodes ADD COLUMN shaped_by TEXT NOT NULL DEFAULT ''; -- what else changed the distribution
+    """,
+    # A correction used to take the place of the rating before it.
+    """
+    UPDATE ratings SET feedback_seq = rated.seq, state = CASE
+        WHEN state = 'used' THEN 'used'
+        WHEN EXISTS (SELECT 1 FROM drops WHERE drops.feedback_seq = rated.seq) THEN 'dropped'
+        ELSE 'fresh' END
+    FROM (SELECT episode_id, max(seq) AS seq FROM feedback WHERE rating IS NOT NULL GROUP BY episode_id) AS rated
+    WHERE rated.episode_id = ratings.episode_id AND rated.seq <> ratings.feedback_seq;
     """,
 )
 

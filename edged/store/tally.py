@@ -16,7 +16,7 @@ from edged.store.rows import all_rows, single_row
 
 @dataclasses.dataclass(slots=True)
 class Tally:
-    """episodes: rows, without those of practice. feedback: rows. ratings: choices whose newest feedback has a rating.
+    """episodes: rows, without those of practice. feedback: rows. ratings: choices that are rated.
     drops: reason -> feedback rows."""
 
     episodes: int

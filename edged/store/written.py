@@ -2,7 +2,7 @@
 
 A row of the table `written` comes with the preference or the correction, in its transaction, and waits: first for
 tokens, then for an update. fresh -> used (by a finished update; for good) or dropped. A correction waits only while the
-feedback that holds it is the one that counts. Tokens belong to a base model: a pair gets new ones for another base, a
+answer has no newer one. Tokens belong to a base model: a pair gets new ones for another base, a
 correction waits with the answer that it corrects until that answer's base is served again.
 
 The prompt and the rejected answer of a correction are the episode's own ids; only what was written is tokenised.
@@ -19,13 +19,15 @@ from edged.store import blobs
 from edged.store.database import Database
 from edged.store.rows import Row, all_rows
 
-# A correction without the row of `ratings` that counts is a superseded one; its columns of `r` are NULL.
 _SOURCES = (
     " FROM written AS w LEFT JOIN preferences AS p ON p.id = w.preference_id"
     " LEFT JOIN feedback AS f ON f.seq = w.feedback_seq LEFT JOIN episodes AS e ON e.id = f.episode_id"
-    " LEFT JOIN ratings AS r ON r.feedback_seq = w.feedback_seq"
 )
-_COUNTS = "(w.kind = 'pair' OR r.feedback_seq IS NOT NULL)"
+# All pairs, and the newest correction of each answer.
+_COUNTS = (
+    "(w.kind = 'pair' OR NOT EXISTS (SELECT 1 FROM feedback AS newer WHERE newer.episode_id = f.episode_id"
+    " AND newer.seq > f.seq AND newer.correction IS NOT NULL))"
+)
 _WRITTEN = (
     "SELECT w.id, w.kind, coalesce(p.created_at, f.created_at),"
     " w.kind = 'pair' OR (e.n_tokens > 0 AND e.completion_ids <> w.chosen_ids), w.used_by" + _SOURCES
@@ -110,7 +112,7 @@ class WrittenRows:
         """How many wait, were used and were dropped."""
         query = (
             "SELECT w.kind, w.state, w.reason, count(*) FROM written AS w"
-            " LEFT JOIN ratings AS r ON r.feedback_seq = w.feedback_seq"
+            " LEFT JOIN feedback AS f ON f.seq = w.feedback_seq"
             f" WHERE w.state <> 'fresh' OR {_COUNTS} GROUP BY 1, 2, 3"
         )
         return to_counts(await self._database.read(lambda connection: all_rows(connection, query)))

@@ -136,8 +136,9 @@ def test_delete_user_removes_everything_of_that_person_and_nothing_else(
             for rating in (1, 0)
         ]
         ann, _ = await store.feedback.add(make_feedback("his", -1.0, user="ann", reason=secret), idempotency_key=None)
-        last, _ = await store.feedback.add(make_feedback("his", None, user="bob", correction="x"), idempotency_key=None)
-        assert last.replaces == ann.id
+        last, _ = await store.feedback.add(make_feedback("his", 0.5, user="bob", correction="x"), idempotency_key=None)
+        hers, _ = await store.feedback.add(make_feedback("his", None, user="ann", correction="y"), idempotency_key=None)
+        assert (last.replaces, hers.replaces) == (ann.id, last.id)
         for user, text in (("ann", secret), ("bob", "bobs")):
             pair = Preference(id="", messages=[], chosen="a", rejected=text, user=user, caller="uid:0", created_at=1.0)
             await store.feedback.prefer(pair)
@@ -148,7 +149,9 @@ def test_delete_user_removes_everything_of_that_person_and_nothing_else(
         rows, _ = await store.feedback.list(completion_id=None, after=None, limit=10)
         assert [row.id for row in rows] == [bob[0][0].id, bob[1][0].id, last.id]
         assert rows[2].replaces == bob[1][0].id
-        assert (store.episodes.count(), store.feedback.counts()) == (1, (3, 0))
+        assert (store.episodes.count(), store.feedback.counts()) == (1, (3, 1))
+        assert [choice.feedback_id for choice in await store.feedback.unused_rated(10)] == [last.id]
+        assert (await store.written.counts()).corrections_waiting == 1
         entry, *_ = await store.audit.list(10)
         assert (entry.action, entry.caller, entry.detail["episodes"]) == ("delete_user", operator.name, 1)
         assert "ann" not in str(entry.detail)

@@ -56,9 +56,45 @@ def test_rating_again_supersedes_and_keeps_every_row(
         assert (first.replaces, second.replaces) == (None, first.id)
         assert store.feedback.counts() == (2, 1)
         assert [choice.rating for choice in await store.feedback.unused_rated(10)] == [-1.0]
-        await store.feedback.add(make_feedback("c", None, correction="x"), idempotency_key=None)
-        assert store.feedback.counts() == (3, 0)
-        assert await store.feedback.unused_rated(10) == []
+
+    in_store(scenario)
+
+
+@pytest.mark.parametrize("first", ["rating", "correction"])
+def test_a_rating_and_a_correction_of_one_answer_both_count_whichever_comes_first(
+    first: str, in_store: InStore, make_episode: MakeEpisode, make_feedback: MakeFeedback
+) -> None:
+    async def scenario(store: Store) -> None:
+        await store.episodes.add(make_episode("c"))
+        bodies = [make_feedback("c", -1.0), make_feedback("c", None, correction="So.")]
+        for body in bodies if first == "rating" else reversed(bodies):
+            stored, _ = await store.feedback.add(body, idempotency_key=None)
+            assert stored.replaces is None
+        assert store.feedback.counts() == (2, 1)
+        assert [choice.rating for choice in await store.feedback.unused_rated(10)] == [-1.0]
+        assert (await store.written.counts()).corrections_waiting == 1
+        ((_, counting, _),) = await store.episodes.list(after=0, limit=10, version=None, rated=True)
+        assert counting is not None
+        assert (counting.rating, counting.correction) == (-1.0, "So.")
+
+    in_store(scenario)
+
+
+def test_a_row_with_both_replaces_the_newest_it_takes_something_of(
+    in_store: InStore, make_episode: MakeEpisode, make_feedback: MakeFeedback
+) -> None:
+    async def scenario(store: Store) -> None:
+        await store.episodes.add(make_episode("c"))
+        rows = [
+            (await store.feedback.add(make_feedback("c", rating, correction=correction), idempotency_key=None))[0]
+            for rating, correction in ((1.0, None), (None, "a"), (0.5, "b"), (None, "c"), (-1.0, None))
+        ]
+        ids = [row.id for row in rows]
+        assert [row.replaces for row in rows] == [None, None, ids[1], ids[2], ids[2]]
+        assert (await store.written.counts()).corrections_waiting == 1
+        ((_, counting, _),) = await store.episodes.list(after=0, limit=10, version=None, rated=True)
+        assert counting is not None
+        assert (counting.id, counting.rating, counting.correction) == (ids[4], -1.0, "c")
 
     in_store(scenario)
 
@@ -229,7 +265,7 @@ def test_rating_a_trained_choice_again_changes_its_reward_and_does_not_bring_it_
         assert await store.feedback.unused_rated(10) == []
         assert [choice.rating for choice in await store.feedback.used_rated(0, 10)] == [-1.0]
         await store.feedback.add(make_feedback("c", None, correction="x"), idempotency_key=None)
-        assert await store.feedback.used_rated(0, 10) == []
+        assert [choice.rating for choice in await store.feedback.used_rated(0, 10)] == [-1.0]
 
     in_store(scenario)
 
@@ -269,6 +305,8 @@ def test_a_dropped_rating_is_counted_once_and_comes_back_only_by_rating_again(
         assert await store.feedback.unused_rated(10) == []
         assert store.feedback.drop_counts() == {"greedy": 1}
         assert store.feedback.counts() == (1, 1)
+        await store.feedback.add(make_feedback("c", None, correction="x"), idempotency_key=None)
+        assert await store.feedback.unused_rated(10) == []
         again, _ = await store.feedback.add(make_feedback("c", 0.5), idempotency_key=None)
         assert [choice.feedback_id for choice in await store.feedback.unused_rated(10)] == [again.id]
 
@@ -277,7 +315,12 @@ def test_a_dropped_rating_is_counted_once_and_comes_back_only_by_rating_again(
 
 _choice = st.integers(0, 3)
 _step = st.one_of(
-    st.tuples(st.just("rate"), _choice, st.sampled_from([None, -1.0, 0.5, 1.0]), st.sampled_from([None, "k", "l"])),
+    st.tuples(
+        st.just("rate"),
+        _choice,
+        st.sampled_from([(None, "x"), (-1.0, None), (0.5, "x"), (1.0, None)]),
+        st.sampled_from([None, "k", "l"]),
+    ),
     st.tuples(st.just("drop"), _choice),
     st.tuples(st.just("train"), st.sets(_choice), st.sampled_from(["refused", "failed", "skipped"])),
 )
@@ -287,16 +330,16 @@ _step = st.one_of(
 @given(st.lists(_step, max_size=20))
 @example(
     [
-        ("rate", 0, 1.0, None),
+        ("rate", 0, (1.0, None), None),
         ("train", {0}, "refused"),
-        ("rate", 0, -1.0, None),
-        ("rate", 1, 1.0, "k"),
+        ("rate", 0, (-1.0, None), None),
+        ("rate", 1, (1.0, None), "k"),
         ("drop", 1),
-        ("rate", 1, None, None),
-        ("rate", 1, 0.5, None),
+        ("rate", 1, (None, "x"), None),
+        ("rate", 1, (0.5, "x"), None),
         ("train", {0, 1}, "skipped"),
-        ("rate", 1, 1.0, "k"),
-        ("rate", 2, 1.0, "k"),
+        ("rate", 1, (1.0, None), "k"),
+        ("rate", 2, (1.0, None), "k"),
     ]
 )
 def test_any_sequence_of_ratings_drops_and_updates_agrees_with_a_plain_model(
@@ -304,6 +347,8 @@ def test_any_sequence_of_ratings_drops_and_updates_agrees_with_a_plain_model(
 ) -> None:
     async def scenario(store: Store) -> None:
         newest: dict[int, Feedback] = {}  # by choice
+        rated: dict[int, Feedback] = {}  # the newest with a rating
+        corrected: dict[int, Feedback] = {}  # the newest with a correction
         keyed: dict[str, Feedback] = {}
         order: list[str] = []
         used: set[int] = set()
@@ -312,8 +357,8 @@ def test_any_sequence_of_ratings_drops_and_updates_agrees_with_a_plain_model(
             await store.episodes.add(make_episode("c", choice=i))
         for step in steps:
             if step[0] == "rate":
-                _, choice, rating, key = step
-                new = make_feedback("c", rating, choice=choice, correction="x")
+                _, choice, (rating, correction), key = step
+                new = make_feedback("c", rating, choice=choice, correction=correction)
                 earlier = keyed.get(key)
                 if earlier is not None and (earlier.choice, earlier.rating) != (choice, rating):
                     with pytest.raises(Refused):
@@ -324,23 +369,31 @@ def test_any_sequence_of_ratings_drops_and_updates_agrees_with_a_plain_model(
                     assert (stored, is_new) == (earlier, False)
                     continue
                 assert is_new
-                assert stored.replaces == (newest[choice].id if choice in newest else None)
+                taken = [
+                    rows[choice].id
+                    for rows, has in ((rated, rating), (corrected, correction))
+                    if has and choice in rows
+                ]
+                assert stored.replaces == max(taken, key=order.index, default=None)
                 newest[choice] = stored
+                if rating is not None:
+                    rated[choice] = stored
+                if correction is not None:
+                    corrected[choice] = stored
                 order.append(stored.id)
                 if key is not None:
                     keyed[key] = stored
             elif step[0] == "drop":
-                row = newest.get(step[1])
+                row = rated.get(step[1])
                 if row is not None:
                     await store.feedback.drop([(row.id, "r")])
-                    if row.rating is not None and step[1] not in used:
+                    if step[1] not in used:
                         dropped.add(row.id)
             else:
                 rows = [newest[choice].id for choice in step[1] if choice in newest]
                 await finish(store, rows, step[2], operator)
                 if step[2] != "skipped":
                     used |= {choice for choice in step[1] if choice in newest}
-        rated = {choice: row for choice, row in newest.items() if row.rating is not None}
         by_age = sorted(rated, key=lambda choice: order.index(rated[choice].id))
         unused = [rated[choice].id for choice in by_age if choice not in used and rated[choice].id not in dropped]
         assert [row.feedback_id for row in await store.feedback.unused_rated(100)] == unused
@@ -348,6 +401,7 @@ def test_any_sequence_of_ratings_drops_and_updates_agrees_with_a_plain_model(
         assert [row.feedback_id for row in await store.feedback.used_rated(0, 100)] == trained
         assert store.feedback.counts() == (len(order), len(rated))
         assert store.feedback.drop_counts() == ({"r": len(dropped)} if dropped else {})
+        assert (await store.written.counts()).corrections_waiting == len(corrected)
 
     async def opened(folder: str) -> None:
         ticks = itertools.count()
