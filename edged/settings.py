@@ -123,8 +123,18 @@ class LearnSection(Section):
     )
     dpo_beta: float = _key(0.1, "Tie of DPO to the reference.", gt=0, le=10, live=True)
     kto_beta: float = _key(0.1, "Tie of KTO to the reference.", gt=0, le=10, live=True)
-    liked_weight: float = _key(1.0, "Weight of liked answers in KTO, beside the balance by counts.", gt=0, live=True)
-    disliked_weight: float = _key(1.0, "Weight of disliked answers in KTO, beside the balance.", gt=0, live=True)
+    liked_weight: float = _key(
+        1.0,
+        "Weight of all liked answers of a batch in KTO, however many they are.",
+        gt=0,
+        live=True,
+    )
+    disliked_weight: float = _key(
+        1.0,
+        "Weight of all disliked answers; liked : disliked is held within 1 and 4/3, as the KTO paper advises.",
+        gt=0,
+        live=True,
+    )
     learning_rate: float = _key(2e-3, "Step size of the adapter.", gt=0, le=1, live=True)
     critic_learning_rate: float = _key(1e-3, "Step size of the critic.", gt=0, le=1, live=True)
     epochs: int = _key(2, "Passes over the batch in one update.", ge=1, le=32, live=True)

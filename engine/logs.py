@@ -13,6 +13,8 @@ import sys
 
 ENV_LOG_LEVEL = "EDGED_LOG_LEVEL"
 ENV_LOG_FORMAT = "EDGED_LOG_FORMAT"  # "text" or "json"
+# What they say at INFO is of every request (uvicorn.access), or the same for every adapter that is written (gguf).
+QUIET = ("uvicorn.access", "gguf")
 
 
 class JsonLines(logging.Formatter):
@@ -39,7 +41,8 @@ def configure(level: str, form: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    logging.getLogger("uvicorn.access").setLevel(logging.WARNING)
+    for library in QUIET:
+        logging.getLogger(library).setLevel(logging.WARNING)
 
 
 def configure_from_environment() -> None:

@@ -48,7 +48,7 @@ class KeepRequest(ChangeRequest):
 
 
 class ImportRequest(ChangeRequest):
-    """`folder`: an absolute path on the daemon's machine."""
+    """`folder`: an absolute path on the daemon's machine, of a PEFT folder or of a llama.cpp LoRA file (.gguf)."""
 
     folder: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
 
@@ -99,7 +99,7 @@ def _add_changes(router: APIRouter, control: Control, access: Access) -> None:
     async def rollback(caller: Caller = operator, body: ChangeRequest = change_body) -> dict[str, Any]:
         return live_object(await control.rollback(if_live=body.if_live, caller=caller))
 
-    @router.post("/v1/adapters/import", summary="Judge a PEFT folder as a candidate, and serve it",
+    @router.post("/v1/adapters/import", summary="Judge an adapter from outside, and serve it",
                  openapi_extra=describe(ImportRequest))  # fmt: skip
     async def import_adapter(caller: Caller = operator, body: ImportRequest = import_body) -> dict[str, Any]:
         if not os.path.isabs(body.folder) or "\0" in body.folder:

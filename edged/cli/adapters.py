@@ -1,8 +1,8 @@
 """`edged adapters ...`: the versions, what is live, and the operator's say over it.
 
 Every verb that changes what is served takes `--if-live`: the daemon compares and swaps, so two operators cannot undo
-each other by accident; `keep` changes nothing that is served. `import` judges a PEFT folder as a candidate: the gate
-can refuse it, which is exit code 1.
+each other by accident; `keep` changes nothing that is served. `import` judges a PEFT folder, or a llama.cpp LoRA
+file, as a candidate: the gate can refuse it, which is exit code 1.
 """
 
 from __future__ import annotations
@@ -136,15 +136,15 @@ def keep(
 
 @commands.command("import")
 def import_folder(
-    folder: Annotated[Path, typer.Argument(help="A PEFT folder on the daemon's machine.")],
+    folder: Annotated[Path, typer.Argument(help="A PEFT folder or a .gguf LoRA file, on the daemon's machine.")],
     if_live: IfLiveOption = None,
     as_json: JsonOption = False,
     connect: ConnectOption = None,
     api_key: KeyOption = None,
 ) -> None:
-    """Bring in a PEFT adapter as a candidate; the gate publishes or refuses it."""
-    if not folder.is_dir():
-        raise CommandError(f"{folder}: no such folder")
+    """Bring in an adapter as a candidate; the gate publishes or refuses it."""
+    if not folder.exists():
+        raise CommandError(f"{folder}: no such folder or file")
     with opened(connect, api_key) as client:
         adapter = _change(client, "/v1/adapters/import", if_live=if_live, folder=str(folder.resolve()))
     if as_json:

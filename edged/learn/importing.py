@@ -16,6 +16,7 @@ from typing import Protocol
 
 from adapters.errors import AdapterError, MismatchedAdapter
 from adapters.folder import write_adapter_folder
+from adapters.llamacpp_format import load_gguf_adapter
 from adapters.manifest import MANIFEST_FILE, parse_manifest
 from adapters.peft import load_peft
 from adapters.shape import BaseShape
@@ -84,7 +85,7 @@ class Importer:
         self._is_stopping = is_stopping
 
     async def bring(self, folder: Path, caller: Caller, *, if_live: int | None = None) -> Adapter:
-        """Judge the PEFT folder `folder`; the adapter that it became, published or refused.
+        """Judge the PEFT folder or llama.cpp LoRA file `folder`; the adapter that it became, published or refused.
 
         Args:
             if_live: only if this version is live when the judging begins. Another one can go live only while the serve
@@ -108,10 +109,16 @@ class Importer:
         return await self._judge(weights, candidate.version, caller)
 
     def _read(self, folder: Path) -> AdapterWeights:
-        """Blocking. Raises AdapterError, also for a folder of another box whose manifest names another base model."""
-        weights = load_peft(folder, self._base)
-        path = folder / MANIFEST_FILE
-        if path.is_file() and (theirs := parse_manifest(path.read_bytes()).base_sha256) != self._base_sha256:
+        """Blocking. Raises AdapterError, also for files of another box that name another base model."""
+        theirs: str | None = None
+        if folder.is_file():
+            weights, lineage = load_gguf_adapter(folder, self._base)
+            theirs = lineage.base_sha256
+        else:
+            weights = load_peft(folder, self._base)
+            path = folder / MANIFEST_FILE
+            theirs = parse_manifest(path.read_bytes()).base_sha256 if path.is_file() else None
+        if theirs is not None and theirs != self._base_sha256:
             raise MismatchedAdapter(
                 f"{folder}: it belongs to the base model {theirs[:8]}, this box serves {self._base_sha256[:8]}; "
                 "import it where that model is served"

@@ -15,8 +15,6 @@ from edged.learn.written import BASE, pairs_and_corrections, without_sampler
 from edged.records import Episode, RatedChoice, Update, WrittenTokens
 from engine import protocol
 
-ONE_PROCESS = protocol.TrainPlan()
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LearnSettings:
@@ -32,7 +30,7 @@ class LearnSettings:
     reward_clip: float
     seed: int
     threads: int
-    plan: protocol.TrainPlan = ONE_PROCESS
+    plan: protocol.TrainPlan = dataclasses.field(default_factory=protocol.TrainPlan)
 
 
 def make_job(

@@ -81,7 +81,7 @@ class Share:
 
 
 def round_up_rows(n: int) -> int:
-    """Rows that `n` tokens are computed with: eight steps an octave, none below 32."""
+    """Rows that the trainer computes `n` tokens with: eight steps an octave, none below 32."""
     step = max(32, 1 << max(0, n.bit_length() - 4))
     return -(-n // step) * step
 

@@ -28,6 +28,7 @@ from torch.utils.checkpoint import checkpoint
 from engine.fusion import fusible
 from engine.lora import Lora, Pair
 from engine.models import Base, Block, Linear
+from engine.placement.memory import round_up_rows
 from engine.train.attention import attend
 
 # A micro-batch above this keeps only the stream between blocks and computes each block again in backward.
@@ -55,12 +56,6 @@ class Packing:
     @property
     def n_tokens(self) -> int:
         return self.shared + sum(self.lengths)
-
-
-def round_up_rows(n: int) -> int:
-    """The row count to compute `n` rows with: eight steps an octave, none smaller than 32 rows."""
-    step = max(32, 1 << max(0, n.bit_length() - 4))
-    return -(-n // step) * step
 
 
 def pack(base: Base, lengths: Sequence[int], *, shared: int = 0) -> Packing:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
+import gguf
 import pytest
 
 from engine import logs
@@ -85,6 +87,15 @@ def test_configuring_again_replaces_the_handler(capsys: pytest.CaptureFixture[st
     logs.configure("info", "json")
     logging.getLogger("edged").info("once")
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_that_an_adapter_file_was_written_is_not_told_by_the_library_each_time(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    logs.configure("info", "text")
+    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
+    writer.close()
+    assert capsys.readouterr().err == ""
 
 
 def test_the_requests_themselves_are_not_logged_at_info(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,11 +1,12 @@
 """GRPO (arXiv 2402.03300, section 4.1): an answer is judged by how it did among the answers to the same prompt.
 
     A_i = (r_i - mean(r)) / (std(r) + 1e-4)             the same at every token (outcome supervision, section 4.1.2)
-    L = -sum_t min(ratio_t A, clip(ratio_t) A) + kl_coef * k3_t                                              (eq. 3, 4)
+    L = -sum_t min(ratio_t A, clip(ratio_t) A) + kl_coef * kl_t                                              (eq. 3, 4)
 
-with the KL in the loss by default, as in the paper, and the clip between parent and new policy (`ppo`). Departures: the
-mean is over the tokens of the whole step, not first over each answer, which would make the tokens of long answers count
-less; groups of equal rewards are left out; pairs are judged cautiously (below).
+with the KL in the loss by default, as in the paper, and the clip between parent and new policy (`ppo`). Departures:
+kl_t is what `kl_estimator` names, by default k2, whose gradient is that of KL(pi || pi_ref), where the paper has k3
+(see `kl`); the mean is over the tokens of the whole step, not first over each answer, which would make the tokens of
+long answers count less; groups of equal rewards are left out; pairs are judged cautiously (below).
 
 Dimension letter: K answers of one group.
 """

@@ -25,7 +25,7 @@ import torch
 
 from engine.protocol import KlEstimator
 
-MAX_LOG_RATIO = 20.0  # exp(20) is beyond any penalty that means something; larger values only make infinities
+MAX_LOG_RATIO = 20.0  # exp(20) is beyond any penalty or clip that means something; larger values only make infinities
 
 # A batch of this many answers moves the coefficient by a tenth of the error, the gain of the paper.
 HORIZON_ANSWERS = 160.0

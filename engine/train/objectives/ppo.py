@@ -21,8 +21,6 @@ from engine.train.advantages import estimate_advantages, terminal_rewards, white
 from engine.train.objectives import kl
 from engine.train.objectives.objective import Batch, Item, ItemLoss, Prepared, Rollout, TokenScores
 
-MAX_LOG_RATIO = 20.0  # exp(20) is beyond any clip; larger values only make infinities
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PolicyLoss:
@@ -36,7 +34,7 @@ class PolicyLoss:
 
 def importance_weights(old_logprobs: torch.Tensor, behaviour_logprobs: torch.Tensor, cap: float) -> torch.Tensor:
     """float32[N]: min(pi_old / pi_behaviour, cap), a constant weight that corrects for who really sampled."""
-    log_weight = (old_logprobs - behaviour_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    log_weight = (old_logprobs - behaviour_logprobs).clamp(-kl.MAX_LOG_RATIO, kl.MAX_LOG_RATIO)
     return log_weight.exp().clamp(max=cap).detach()
 
 
@@ -56,7 +54,7 @@ def policy_loss(
         old_logprobs, advantages, weights: float32[N], constants.
         dual_clip: with a negative advantage and a large ratio the clipped objective has no bound of its own.
     """
-    ratio = (logprobs - old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    ratio = (logprobs - old_logprobs).clamp(-kl.MAX_LOG_RATIO, kl.MAX_LOG_RATIO).exp()
     plain = ratio * advantages
     bounded = ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages
     objective = torch.minimum(plain, bounded)

@@ -13,13 +13,13 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 import torch
 
 from engine.fault import EngineFault
 from engine.models import Base, load_base
-from engine.protocol import EpisodeScore, Pace, Score, StartTrain, Train, TrainPlan, TrainResult
+from engine.protocol import EpisodeScore, Pace, Score, StartTrain, Train, TrainPlan, TrainResult, TrainRole
 from engine.train.device import choose_held, open_device, return_free_memory
 from engine.train.job import JobFailed, load_job, run_job
 from engine.train.lanes import Lanes
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 POLL_S = 0.002
 SETTLE_S = 10.0  # from the first rank's end of an order to the last one's
-ROLES = ("actor", "critic", "reference")
+ROLES: tuple[TrainRole, ...] = get_args(TrainRole)
 
 
 def load_rank_base(start: StartTrain, device: str, shards: Shards | None) -> Base:
@@ -70,7 +70,7 @@ def check_plan(plan: TrainPlan, device: str) -> None:
     if plan.devices and plan.devices[0] != device:
         complaint = f"its first rank is on {plan.devices[0]}, this trainer on {device}"
     for role in ROLES:
-        ranks = plan.of(role)  # type: ignore[arg-type]
+        ranks = plan.of(role)
         if not ranks or sorted(set(ranks)) != list(ranks) or not 0 <= ranks[0] <= ranks[-1] < n:
             complaint = f"{role} = {list(ranks)}, expected rising ranks below {n}"
         elif plan.mode == "sharded" and len(ranks) != n:

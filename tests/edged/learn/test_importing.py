@@ -13,6 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from adapters.folder import load_adapter_folder, write_adapter_folder
+from adapters.llamacpp_format import save_gguf_adapter
 from adapters.peft import save_peft
 from edged.failure import JobRefused, WorkerBusy, WorkerLost
 from edged.learn.importing import Importer
@@ -152,6 +153,35 @@ def test_an_adapter_of_another_box_with_another_base_model_is_sent_back(in_box: 
         refused = await refusal(box, folder)
         assert (refused.status, refused.code) == (400, "bad_adapter")
         assert "cccccccc" in refused.message
+
+    in_box(scenario)
+
+
+def test_a_llama_cpp_adapter_file_is_taken_like_a_folder(in_box: InBox, tmp_path: Path) -> None:
+    async def scenario(box: Any) -> None:
+        file = tmp_path / "outside.gguf"
+        save_gguf_adapter(file, box.make_weights(70), version=9, parent=None, base_sha256=box.BASE_SHA256)
+        adapter = await bring(box, file)
+        assert (adapter.state, adapter.sha256) == ("published", box.make_weights(70).sha256())
+        assert adapter.folder is not None
+        load_adapter_folder(box.folders.adapters / adapter.folder, box.SHAPE)
+
+    in_box(scenario)
+
+
+@pytest.mark.parametrize("damage", ["another base", "cut"])
+def test_a_llama_cpp_adapter_file_that_is_none_of_this_base_is_sent_back(
+    in_box: InBox, tmp_path: Path, damage: str
+) -> None:
+    async def scenario(box: Any) -> None:
+        file = tmp_path / "outside.gguf"
+        base_sha256 = "c" * 64 if damage == "another base" else box.BASE_SHA256
+        save_gguf_adapter(file, box.make_weights(1), version=9, parent=None, base_sha256=base_sha256)
+        if damage == "cut":
+            file.write_bytes(file.read_bytes()[:-8])
+        refused = await refusal(box, file)
+        assert (refused.status, refused.code) == (400, "bad_adapter")
+        assert await box.store.lineage.newest_version() == 0
 
     in_box(scenario)
 

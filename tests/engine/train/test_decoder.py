@@ -166,9 +166,3 @@ def test_both_ways_of_attention_give_the_same_values_and_gradients(
         results.append((out, *torch.autograd.grad((out * slope).sum(), inputs)))
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-
-
-def test_row_counts_come_in_few_sizes_and_waste_little() -> None:
-    sizes = {decoder.round_up_rows(n) for n in range(1, 8193)}
-    assert len(sizes) <= 8 * 8
-    assert all(n <= decoder.round_up_rows(n) <= max(32, n + max(32, n // 8 + 1)) for n in range(1, 8193))
