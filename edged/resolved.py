@@ -30,14 +30,22 @@ MAX_LANES = 4  # as the trainer has it
 WORKER_STOP_S = 1.5  # an asked worker leaves within a step; then it is killed
 
 
-def lora(settings: Settings, shape: BaseShape) -> protocol.LoraSettings:
-    """`[lora]` with the number of blocks filled in."""
+def lora(settings: Settings, shape: BaseShape, device: str | None = None) -> protocol.LoraSettings:
+    """`[lora]` with the number of blocks filled in.
+
+    Args:
+        device: that trains, or its kind; None: the one of this machine.
+    """
     section = settings.lora
+    top_third = max(1, -(-shape.n_layers // 3))
     match section.layers:
+        case "auto":
+            # A CPU has to win by computing the frozen trunk once; a card has the time to adapt all of the blocks.
+            layers = top_third if (device or _train_device(settings)).startswith("cpu") else 0
         case "all":
             layers = 0
         case "top_third":
-            layers = max(1, -(-shape.n_layers // 3))
+            layers = top_third
         case int():
             layers = min(section.layers, shape.n_layers)
     return protocol.LoraSettings(rank=section.rank, alpha=section.alpha, layers=layers)
@@ -219,13 +227,14 @@ def placement_request(
         BadPin: a device is named that is not among them.
     """
     learn, serve, section = settings.learn, settings.serve, settings.placement
-    adapter, learned = lora(settings, model.shape), learning(settings, model.shape)
+    learned = learning(settings, model.shape)
     trains_on = () if section.train_device in ("auto", "cuda") else _numbers_of(section.train_device, devices)
     on_card = gpu_layers(serve.gpu_layers, _device(settings, section.serve, section.serve_device)) != 0
     serve_device = section.serve_device if on_card else "cpu"
     serves_on = () if serve_device in ("auto", "cuda") else _numbers_of(serve_device, devices)[:1]
     runs_on_cpu = section.train_device == "cpu" or all(device.kind == "cpu" for device in devices)
-    dtype = machine.train_dtype(learn.dtype, "cpu" if runs_on_cpu else "cuda")
+    kind = "cpu" if runs_on_cpu else "cuda"
+    adapter, dtype = lora(settings, model.shape, kind), machine.train_dtype(learn.dtype, kind)
     sequence_tokens = min(serve.context_tokens, serve.default_max_tokens + PROMPT_TOKENS)
     return placement.Request(
         devices=tuple(devices),

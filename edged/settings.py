@@ -51,10 +51,10 @@ class LoraSection(Section):
 
     rank: int = _key(8, "Rank of every adapted matrix.", ge=1, le=256)
     alpha: float = _key(16.0, "Scale of the adapter: its output is multiplied by alpha / rank.", gt=0, le=1024)
-    layers: Literal["top_third", "all"] | Annotated[int, Field(ge=1)] = _key(
-        "top_third",
-        'Adapted blocks: "top_third", "all", or how many of the topmost ones.',
-        expected='"top_third", "all" or a whole number >= 1',
+    layers: Literal["auto", "top_third", "all"] | Annotated[int, Field(ge=1)] = _key(
+        "auto",
+        'Adapted blocks: "top_third", "all", how many of the topmost ones, or "auto": third on a CPU, all on a GPU.',
+        expected='"auto", "top_third", "all" or a whole number >= 1',
     )
 
 

@@ -329,6 +329,7 @@ def _plan_findings(plans: placement.Plans) -> list[Finding]:
         for share in busy.shares:
             if share.device == number:
                 lines.append(f"- {share.role}: {placement.share_line(share)}")
+    lines.append(adapter_line(busy.request))
     if placement.moves(busy, idle) or idle.micro_batch_tokens != busy.micro_batch_tokens:
         lines.append(f"while nobody asks: {placement.summary(idle)}")
     advice = {}
@@ -337,6 +338,13 @@ def _plan_findings(plans: placement.Plans) -> list[Finding]:
     if why := placement.hindrance(idle):
         advice[lines[-1]] = f"planned only, the plan above stays: {why}"
     return [Finding(name="placement", level="ok", found=line, advice=advice.get(line, "")) for line in lines]
+
+
+def adapter_line(request: placement.Request) -> str:
+    """What `[lora]` comes to on these devices."""
+    training, n_layers = request.training, request.model.shape.n_layers
+    which = f"the topmost {training.layers} of {n_layers}" if training.layers else f"all {n_layers}"
+    return f"the adapter: rank {training.rank}, on {which} blocks"
 
 
 def check_socket(socket: Path) -> Finding:

@@ -86,7 +86,7 @@ def test_five_mistakes_are_all_told_at_once(tmp_path: Path) -> None:
         ("[learn]\nenabled = 1", "learn.enabled: got 1, expected true or false"),
         ("[learn]\ngamma = nan", "learn.gamma: got NaN, expected a number >= 0 and <= 1"),
         ("[learn]\ngamma = true", "learn.gamma: got true, expected a number >= 0 and <= 1"),
-        ("[lora]\nlayers = 0", 'lora.layers: got 0, expected "top_third", "all" or a whole number >= 1'),
+        ("[lora]\nlayers = 0", 'lora.layers: got 0, expected "auto", "top_third", "all" or a whole number >= 1'),
         ("[model]\npath = ''", 'model.path: got "", expected a text that is not empty'),
         (
             "[placement]\ntrain_device = 'gpu'",

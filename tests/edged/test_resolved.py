@@ -117,6 +117,28 @@ def test_the_adapted_blocks_are_counted_from_the_top(
     assert lora == protocol.LoraSettings(rank=2, alpha=6.0, layers=adapted)
 
 
+@pytest.mark.parametrize(
+    ("train_device", "adapted"), [("cpu", 10), ("cuda", 0), ("cuda:1", 0), ("auto", 10), ("auto with a card", 0)]
+)
+def test_by_default_a_cpu_trains_the_top_third_and_a_card_all_blocks(
+    train_device: str, adapted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = "cuda:0" if train_device.endswith("card") else "cpu"
+    monkeypatch.setattr(machine, "train_device", lambda name: found if name == "auto" else name)
+    settings = Settings(placement=PlacementSection(train_device=train_device.removesuffix(" with a card")))
+    shape = dataclasses.replace(SHAPE, n_layers=30)
+    assert settings.lora.layers == "auto"
+    assert resolved.lora(settings, shape).layers == adapted
+    assert resolved.learning(settings, shape).lora.layers == adapted
+
+
+@pytest.mark.parametrize(("devices", "adapted"), [("cpu", 10), ("card", 0)])
+def test_the_plan_counts_the_blocks_that_its_devices_would_adapt(devices: str, adapted: int) -> None:
+    model = dataclasses.replace(PLACED, shape=dataclasses.replace(PLACED.shape, n_layers=30))
+    request = resolved.placement_request(Settings(), model, [CPU] if devices == "cpu" else [CARD, CPU])
+    assert request.training.layers == adapted
+
+
 def test_a_serve_worker_is_started_with_its_section() -> None:
     settings = Settings(serve=ServeSection(slots=3, context_tokens=512, threads=2, gpu_layers=-1))
     live = protocol.AdapterRef(version=2, folder="/adapters/v2")

@@ -84,6 +84,7 @@ def test_the_plan_is_told_in_bytes_for_every_role() -> None:
     assert findings[0].found.startswith("timeslice ")
     assert findings[0].advice == ""
     assert findings[1].found.startswith("device 0, cpu: ")
+    assert findings[-1].found == "the adapter: rank 8, on the topmost 10 of 30 blocks"
     for role in ("serve", "actor", "critic", "reference"):
         assert any(finding.found.startswith(f"- {role}: ") and " bytes: " in finding.found for finding in findings)
 
@@ -96,6 +97,7 @@ def test_a_plan_is_told_with_what_is_new_when_idle_and_what_of_it_is_not_carried
     findings = checks.check_placement(Settings(placement=PlacementSection(serve_device="cuda")), cards)
     assert findings[0].found.startswith("data_parallel ")
     assert findings[0].advice == ""
+    assert findings[-2].found == "the adapter: rank 8, on all 30 blocks"
     assert findings[-1].found.startswith("while nobody asks: data_parallel ")
     assert findings[-1].advice == "planned only, the plan above stays: the serve worker does not leave its card"
 
