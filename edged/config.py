@@ -21,6 +21,7 @@ from pydantic.fields import FieldInfo
 
 from edged.addresses import Listen, TcpListen, UnixListen, parse_listen
 from edged.settings import JUDGED, Section, Settings, learns_from_judged
+from engine.protocol import OBJECTIVES
 
 __all__ = [
     "ConfigError",
@@ -31,6 +32,7 @@ __all__ = [
     "all_keys",
     "live_changes",
     "load",
+    "notes",
     "parse_listen",
     "with_live_changes",
 ]
@@ -63,6 +65,18 @@ def load(path: Path | None, overrides: Mapping[str, Any] | None = None) -> Setti
         if isinstance(table, dict):  # else the section itself is the problem that gets reported
             document[section] = {**table, key: value}
     return _check(document)
+
+
+def notes(settings: Settings) -> list[str]:
+    """What works, but hardly as it was meant: lines for people."""
+    feeds = {OBJECTIVES[name] for name in settings.learn.objectives}
+    if "groups" in feeds and not feeds & {"rated", "thumbs"}:
+        names = " and ".join(name for name in settings.learn.objectives if OBJECTIVES[name] == "groups")
+        return [
+            f"learn.objectives: {names} learns from a rating only beside a different one of the same completion (n above "
+            "1); other ratings wait. Add ppo or kto to learn from them too"
+        ]
+    return []
 
 
 def live_changes(old: Settings, new: Settings) -> tuple[list[str], list[str]]:

@@ -118,6 +118,7 @@ class RatedChoice:
     """A choice that is rated: what planning looks at.
 
     used_by: the finished update that trained on it as a new rating, or None. rated_at: when the newest rating came.
+    group: the same for the choices of one completion, or for the answers of practice to one prompt by one version.
     """
 
     episode_id: int
@@ -132,6 +133,7 @@ class RatedChoice:
     n_tokens: int
     logprobs_complete: bool
     used_by: int | None
+    group: str
     shaped_by: str = ""  # as of Episode
 
 

@@ -47,21 +47,25 @@ def check_config(
     listen: ListenOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check the settings as `run` would, and print every problem."""
+    """Check the settings as `run` would, and print every problem, and what is hardly meant so."""
+    from edged.config import notes
+
     if file is not None and config is not None:
         raise typer.BadParameter("name the file once, as FILE or with --config", param_hint="FILE")
     config = file if config is None else config
     try:
-        load(config, overrides(model, listen))
+        found = notes(load(config, overrides(model, listen)))
         problems: tuple[str, ...] = ()
     except BadConfiguration as error:
         if not as_json:
             raise
-        problems = tuple(error.message.splitlines())
+        found, problems = [], tuple(error.message.splitlines())
     if as_json:
-        print_json({"ok": not problems, "problems": list(problems)})
+        print_json({"ok": not problems, "problems": list(problems), "notes": found})
         raise typer.Exit(CONFIGURATION if problems else DONE)
     print(f"{config or 'the defaults'}: no problems")
+    for note in found:
+        print(f"note: {note}")
 
 
 def load(config: Path | None, changes: dict[str, Any]) -> Settings:

@@ -56,8 +56,10 @@ def make_job(
     """
     pairs, corrections = pairs_and_corrections(written, settings.rules)
 
+    for_thumbs = _for_thumbs((*batch, *replayed), episodes, view, settings.rules)
+
     def tokens(choice: RatedChoice, episode: Episode) -> protocol.EpisodeTokens:
-        if plan.unfit_for_policy(choice, view, settings.rules) is not None:
+        if choice.episode_id in for_thumbs:
             return without_sampler(tokens_of(episode, BASE))
         return tokens_of(episode, adapter_of(choice.version))
 
@@ -91,6 +93,20 @@ def make_job(
         base_sha256=base_sha256,
         created_at=update.created_at,
     )
+
+
+def _for_thumbs(
+    choices: Sequence[RatedChoice], episodes: Mapping[int, Episode], view: plan.View, rules: plan.Rules
+) -> set[int]:
+    """Ids of the choices that a policy gradient cannot use; where it compares groups, and KTO is there for the others,
+    also of those that have nothing beside them."""
+    fit = [choice for choice in choices if plan.unfit_for_policy(choice, view, rules) is None]
+    if rules.compares_groups and "thumbs" in rules.feeds:
+        there = [choice for choice in fit if choice.episode_id in episodes]
+        grouped = [dataclasses.replace(one, group=group_of(episodes[one.episode_id])) for one in there]
+        groups_only = dataclasses.replace(rules, feeds=rules.feeds - {"thumbs"})
+        fit = [choice for part in plan.comparable(grouped, view, groups_only) for choice in part]
+    return {choice.episode_id for choice in choices} - {choice.episode_id for choice in fit}
 
 
 def group_of(episode: Episode) -> str:

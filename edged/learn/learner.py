@@ -208,12 +208,8 @@ class Learner:
         settings = self._settings()
         versions = await asyncio.to_thread(self._folders.versions)
         rows = max(UNUSED_ROWS, settings.rules.batch_ratings)
-        unused = await self._ratings.unused_rated(rows, base_sha256=self._base_sha256)
-        while len(unused) == rows and not plan.has_contrast(unused, settings.rules):  # it may lie behind any number
-            rows *= 2
-            unused = await self._ratings.unused_rated(rows, base_sha256=self._base_sha256)
-        return plan.View(
-            unused=unused,
+        view = plan.View(
+            unused=await self._ratings.unused_rated(rows, base_sha256=self._base_sha256),
             base_sha256=self._base_sha256,
             newest_version=await self._lineage.newest_version(),
             versions_on_disk=frozenset({0, *versions}),
@@ -223,6 +219,11 @@ class Learner:
             asked=asked,
             written=await self._written.unused_written(UNUSED_ROWS, self._base_sha256),
         )
+        while len(view.unused) == rows and not plan.sees_enough(view, settings.rules):  # it may lie behind any number
+            rows *= 2
+            unused = await self._ratings.unused_rated(rows, base_sha256=self._base_sha256)
+            view = dataclasses.replace(view, unused=unused)
+        return view
 
     async def _decide(self) -> tuple[plan.Decision, plan.View]:
         view = await self._view(asked=self.switches.asked)

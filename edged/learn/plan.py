@@ -3,7 +3,9 @@
 A choice counts once: after an update has trained on it, rating it again does not bring it back (the store keeps that).
 `batch_ratings` new ratings make an update; so do fewer, once the oldest has waited `max_wait_s`, or when somebody asks.
 A batch whose ratings are all equal carries no information about what is better, so it waits for contrast and joins the
-next one; where KTO alone learns from ratings, which sees nothing but their sign, so does a batch of one sign. Replay
+next one; where KTO alone learns from ratings, which sees nothing but their sign, so does a batch of one sign. Where
+answers are compared in groups alone (GRPO, RLOO), a choice whose group has no other rating waits for one and does not
+count towards a batch: single ratings are not used up by an update that cannot learn from them. Replay
 adds older rated episodes within the staleness cap, chosen by the update's seed.
 
 Where an objective feeds on them, preferred pairs and corrections join the next update, the oldest first; they make one
@@ -60,6 +62,11 @@ class Rules:
         return "thumbs" in self.feeds and not self.feeds & {"rated", "groups"}
 
     @property
+    def compares_groups(self) -> bool:
+        """Whether a policy learns from an answer only beside others of its group."""
+        return "groups" in self.feeds and "rated" not in self.feeds
+
+    @property
     def answers_max(self) -> int:
         """Answers in one update at most, written ones included."""
         return self.max_batch + (2 * self.written_max if self.feeds & {"pairs", "corrections"} else 0)
@@ -113,10 +120,11 @@ def decide(view: View, now: float, rules: Rules) -> Decision:
     """Whether to make an update now."""
     usable, drops = _sorted_out(view, rules)
     written = tuple(one for one in view.written if is_used(one, rules))[: rules.written_max]
-    missing = max(0, rules.batch_ratings - len(usable))
+    counted = _counted(usable, view, rules)
+    missing = max(0, rules.batch_ratings - len(counted))
     if blocked := _blocked(view):
         return dataclasses.replace(blocked, drops=drops, ratings_until_update=missing)
-    ratings = _decide_ratings(usable, missing, view, now, rules)
+    ratings = _decide_ratings(usable, counted, missing, view, now, rules)
     written_due_at = written[0].written_at + rules.max_wait_s if written else None
     if ratings.batch or (written_due_at is not None and (view.asked or now >= written_due_at)):
         parts = [f"{len(ratings.batch)} new ratings"] if ratings.batch else []
@@ -180,20 +188,32 @@ def _blocked(view: View) -> Decision | None:
     return None
 
 
-def _decide_ratings(usable: Sequence[RatedChoice], missing: int, view: View, now: float, rules: Rules) -> Decision:
+def _counted(usable: Sequence[RatedChoice], view: View, rules: Rules) -> list[RatedChoice]:
+    """Those that count towards a batch: all, or where groups are compared, those that have something beside them."""
+    if not rules.compares_groups:
+        return list(usable)
+    chosen = {choice.episode_id for part in comparable(usable, view, rules) for choice in part}
+    return [choice for choice in usable if choice.episode_id in chosen]
+
+
+def _decide_ratings(
+    usable: Sequence[RatedChoice], counted: Sequence[RatedChoice], missing: int, view: View, now: float, rules: Rules
+) -> Decision:
     """Whether the ratings make an update now."""
     if not usable:
         return _waiting("idle", "no new ratings", missing=missing)
-    due_at = usable[0].rated_at + rules.max_wait_s
+    alone = ""
+    if n_alone := len(usable) - len(counted):
+        alone = f"{n_alone} rated answers wait: no other answer of their completion is rated otherwise"
+    if not counted:
+        return _waiting("waiting_for_contrast", alone, missing=missing)
+    due_at = counted[0].rated_at + rules.max_wait_s
     enough = missing == 0 or view.asked or now >= due_at
-    want_trainer = len(usable) * 2 >= rules.batch_ratings or enough
+    want_trainer = len(counted) * 2 >= rules.batch_ratings or enough
     if not enough:
-        why = f"{missing} more ratings make an update"
+        why = "; ".join(part for part in (f"{missing} more ratings make an update", alone) if part)
         return _waiting("collecting", why, missing=missing, want_trainer=want_trainer, wake_at=due_at)
-    batch = tuple(usable[: rules.max_batch])
-    if len(batch) < RATINGS_MIN or not has_contrast(batch, rules):
-        # The newest of many equal ratings may bring the contrast: it must not be cut off by the batch's limit.
-        batch = with_contrast(usable, rules)
+    batch = _whole_groups(counted, view, rules) if rules.compares_groups else _oldest(counted, rules)
     if not batch:
         why = "one rating has nothing to be compared with"
         if len(usable) >= RATINGS_MIN:
@@ -208,6 +228,53 @@ def _decide_ratings(usable: Sequence[RatedChoice], missing: int, view: View, now
         wake_at=None,
         why=f"{len(batch)} new ratings",
     )
+
+
+def _oldest(usable: Sequence[RatedChoice], rules: Rules) -> tuple[RatedChoice, ...]:
+    """At most `max_batch`, the oldest, and two that differ; () if all ratings are equal."""
+    batch = tuple(usable[: rules.max_batch])
+    if len(batch) >= RATINGS_MIN and has_contrast(batch, rules):
+        return batch
+    # The newest of many equal ratings may bring the contrast: it must not be cut off by the batch's limit.
+    return with_contrast(usable, rules)
+
+
+def _whole_groups(counted: Sequence[RatedChoice], view: View, rules: Rules) -> tuple[RatedChoice, ...]:
+    """At most `max_batch`: whole groups, the one with the oldest rating first; a part of that one if it is larger."""
+    chosen: set[int] = set()
+    for part in sorted(comparable(counted, view, rules), key=lambda part: counted.index(part[0])):
+        if len(chosen) + len(part) <= rules.max_batch:
+            chosen |= {choice.episode_id for choice in part}
+        elif not chosen:
+            differing = _contrast(part, by_sign=True) or _contrast(part, by_sign=False)
+            chosen = {choice.episode_id for choice in _cut(part, differing, rules)}
+    return tuple(choice for choice in counted if choice.episode_id in chosen)
+
+
+def comparable(choices: Sequence[RatedChoice], view: View, rules: Rules) -> list[tuple[RatedChoice, ...]]:
+    """The choices that can be learned from where groups are compared, in parts that suffice each for itself.
+
+    These are the groups in which two ratings differ; and, for KTO, all others together, if both kinds are among them.
+    """
+    groups: dict[str, list[RatedChoice]] = {}
+    for choice in choices:
+        if unfit_for_policy(choice, view, rules) is None:
+            groups.setdefault(choice.group, []).append(choice)
+    parts = [tuple(group) for group in groups.values() if _contrast(group, by_sign=False) is not None]
+    if "thumbs" in rules.feeds:
+        compared = {choice.episode_id for part in parts for choice in part}
+        others = [choice for choice in choices if choice.episode_id not in compared]
+        if _contrast(others, by_sign=True) is not None:
+            parts.append(tuple(others))
+    return parts
+
+
+def sees_enough(view: View, rules: Rules) -> bool:
+    """Whether more unused ratings than `view` has would change nothing but how many wait."""
+    if not rules.compares_groups:
+        return has_contrast(view.unused, rules)
+    usable, _ = _sorted_out(view, rules)
+    return len(_counted(usable, view, rules)) >= rules.max_batch
 
 
 def is_used(written: Written, rules: Rules) -> bool:
@@ -250,12 +317,15 @@ def unfit_for_policy(choice: RatedChoice, view: View, rules: Rules) -> DropReaso
 
 def has_contrast(choices: Sequence[RatedChoice], rules: Rules) -> bool:
     """Whether at least two ratings differ."""
-    return _contrast(choices, rules) is not None
+    return _contrast(choices, by_sign=rules.asks_for_both_kinds) is not None
 
 
 def with_contrast(usable: Sequence[RatedChoice], rules: Rules) -> tuple[RatedChoice, ...]:
     """At most `max_batch` choices, the oldest ones and two that differ, in their order; () if all ratings are equal."""
-    differing = _contrast(usable, rules)
+    return _cut(usable, _contrast(usable, by_sign=rules.asks_for_both_kinds), rules)
+
+
+def _cut(usable: Sequence[RatedChoice], differing: tuple[int, int] | None, rules: Rules) -> tuple[RatedChoice, ...]:
     if differing is None:
         return ()
     others = [number for number in range(min(len(usable), rules.max_batch)) if number not in differing]
@@ -263,11 +333,11 @@ def with_contrast(usable: Sequence[RatedChoice], rules: Rules) -> tuple[RatedCho
     return tuple(usable[number] for number in chosen)
 
 
-def _contrast(choices: Sequence[RatedChoice], rules: Rules) -> tuple[int, int] | None:
-    """The numbers of the first two choices that differ in what the objectives look at."""
+def _contrast(choices: Sequence[RatedChoice], *, by_sign: bool) -> tuple[int, int] | None:
+    """The numbers of the first two choices that differ, or of which one is liked and one disliked."""
     if not choices:
         return None
-    if rules.asks_for_both_kinds:
+    if by_sign:
         liked = next((number for number, choice in enumerate(choices) if choice.rating > 0.0), None)
         disliked = next((number for number, choice in enumerate(choices) if choice.rating < 0.0), None)
         return None if liked is None or disliked is None else (liked, disliked)

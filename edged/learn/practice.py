@@ -297,8 +297,8 @@ def pick(judged: Sequence[JudgedAnswer], view: plan.View, rules: plan.Rules) -> 
 
     Answers that are too old, or whose adapter is gone, are skipped. Where only groups are compared (GRPO, RLOO), so are
     groups of one and of equal rewards: nothing is better there. Where single answers are learned from as well, they may
-    stay, but all rewards must not be equal. At most `max_batch` answers, in whole groups unless
-    one is larger; what does not fit waits for the next update.
+    stay, but all rewards must not be equal, and what only KTO can take must be of both kinds. At most `max_batch`
+    answers, in whole groups unless one is larger; what does not fit waits for the next update.
     """
     skipped: list[tuple[RatedChoice, SkipReason]] = []
     groups: dict[str, list[RatedChoice]] = collections.defaultdict(list)
@@ -316,9 +316,13 @@ def pick(judged: Sequence[JudgedAnswer], view: plan.View, rules: plan.Rules) -> 
             batch += group
         elif not batch:
             batch += group[: rules.max_batch]
-    if not plan.has_contrast(batch, rules):
-        skipped += [(choice, "equal_rewards" if len(batch) > 1 else "group_of_one") for choice in batch]
-        batch = []
+    useless = batch if not plan.has_contrast(batch, rules) else []
+    if rules.compares_groups:
+        compared = {choice.episode_id for part in plan.comparable(batch, view, rules) for choice in part}
+        useless = [choice for choice in batch if choice.episode_id not in compared]
+    if useless:
+        skipped += [(choice, "equal_rewards" if len(batch) > 1 else "group_of_one") for choice in useless]
+        batch = [choice for choice in batch if choice not in useless]
     return Picked(batch=tuple(batch), skipped=tuple(skipped))
 
 

@@ -36,7 +36,7 @@ _FEEDBACK = f"SELECT {COLUMNS} FROM feedback AS f JOIN episodes AS e ON e.id = f
 
 _RATED_CHOICE = (
     "SELECT e.id, f.id, f.rating, f.created_at, e.version, e.base_sha256, e.temperature, e.top_p, e.top_k, e.n_tokens,"
-    " e.logprobs_complete, r.used_by, e.shaped_by"
+    " e.logprobs_complete, r.used_by, e.shaped_by, e.completion_id"
     " FROM ratings AS r JOIN feedback AS f ON f.seq = r.feedback_seq JOIN episodes AS e ON e.id = r.episode_id"
 )
 
@@ -247,6 +247,7 @@ def _to_rated_choice(row: Row) -> RatedChoice:
         logprobs_complete=bool(row[10]),
         used_by=row[11],
         shaped_by=row[12],
+        group=row[13],
     )
 
 

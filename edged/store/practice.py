@@ -234,6 +234,7 @@ def _to_judged(row: Row) -> JudgedAnswer:
         n_tokens=row[8],
         logprobs_complete=bool(row[9]),
         used_by=None,
+        group=row[10],
     )
     return JudgedAnswer(choice=choice, answers_to=row[10])
 

@@ -333,3 +333,13 @@ def test_objectives_may_be_a_section_of_their_own(tmp_path: Path) -> None:
     file = tmp_path / "edged.toml"
     file.write_text("[learn.objectives]\nppo = 1\ndpo = 0.3\n")
     assert config.load(file).learn.objectives == {"ppo": 1.0, "dpo": 0.3}
+
+
+@pytest.mark.parametrize(
+    ("objectives", "noted"),
+    [({"ppo": 1.0}, 0), ({"grpo": 1.0}, 1), ({"rloo": 1.0, "dpo": 1.0}, 1), ({"grpo": 1.0, "kto": 0.5}, 0)],
+)
+def test_objectives_that_leave_single_ratings_waiting_are_noted(objectives: dict[str, float], noted: int) -> None:
+    found = config.notes(config.load(None, {"learn.objectives": objectives}))
+    assert len(found) == noted
+    assert all("other ratings wait" in note for note in found)

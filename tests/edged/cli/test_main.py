@@ -228,6 +228,8 @@ def test_check_config_takes_the_file_as_an_argument_too(cli, tmp_path: Path) -> 
     (tmp_path / "good.toml").write_text("[learn]\nepochs = 1\n")
     (tmp_path / "bad.toml").write_text("[learn]\nepochs = 0\n")
     assert "good.toml: no problems" in cli("check-config", "good.toml").stdout
+    (tmp_path / "groups.toml").write_text("[learn]\nobjectives = { grpo = 1.0 }\n")
+    assert "note: learn.objectives: grpo learns" in cli("check-config", "groups.toml").stdout
     assert cli("check-config", "bad.toml").returncode == 78
     assert cli("check-config", "nowhere.toml").returncode == 78
     assert cli("check-config", "good.toml", "--config", "good.toml").returncode == 2

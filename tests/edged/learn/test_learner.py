@@ -129,6 +129,35 @@ def test_answers_to_one_prompt_by_one_version_are_a_group(in_box: InBox) -> None
     in_box(scenario)
 
 
+def test_single_ratings_wait_where_only_groups_are_compared_and_are_not_used_up(in_box: InBox) -> None:
+    async def scenario(box: Any) -> None:
+        box.objectives = {"grpo": 1.0}
+        await box.rate(*UP_AND_DOWN)
+        async with running(box):
+            await box.until(lambda: box.learner.state == "waiting_for_contrast")
+            assert box.learner.why.startswith("16 rated answers wait")
+            assert box.learner.ratings_until_update == 16
+            assert (await box.learner.ask())[0] is False
+        assert box.worker.trained == []
+        assert len(await box.store.feedback.unused_rated(99)) == 16
+
+    in_box(scenario)
+
+
+def test_kto_takes_the_ratings_that_have_nothing_beside_them(in_box: InBox) -> None:
+    async def scenario(box: Any) -> None:
+        box.objectives = {"grpo": 1.0, "kto": 0.5}
+        jobs = keep_jobs(box)
+        await box.rate(*UP_AND_DOWN[:14], prompt_ids=(1, 2, 3))
+        await box.rate(1.0, prompt_ids=(7,))
+        await box.rate(-1.0, prompt_ids=(8,))
+        await learned(box)
+        sampled = [set(rated.episode.logprobs) for rated in jobs[0].episodes]
+        assert sampled == [{-0.5, -0.25}] * 14 + [{None}] * 2
+
+    in_box(scenario)
+
+
 def test_the_next_update_starts_from_the_live_version_and_replays_older_ratings(in_box: InBox) -> None:
     async def scenario(box: Any) -> None:
         jobs = keep_jobs(box)

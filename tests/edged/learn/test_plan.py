@@ -33,6 +33,7 @@ def rated(number: int, rating: float = 1.0, **changes: Any) -> RatedChoice:
         "n_tokens": 12,
         "logprobs_complete": True,
         "used_by": None,
+        "group": f"chatcmpl-{number}",
     }
     return RatedChoice(**{**values, **changes})
 
@@ -147,6 +148,39 @@ def test_t_kto_1_where_kto_alone_learns_ratings_of_one_sign_wait_for_one_of_the_
     assert decide_now(view(liked)).batch, "a policy gradient learns from degrees"
 
 
+GROUPS = dataclasses.replace(RULES, feeds=frozenset({"groups"}))
+
+
+def test_where_groups_are_compared_single_ratings_wait_and_do_not_count_towards_a_batch() -> None:
+    singles = mixed(16)
+    waiting = decide_now(view(singles, asked=True), GROUPS, now=1e6)
+    assert (waiting.state, waiting.makes_update, waiting.want_trainer) == ("waiting_for_contrast", False, False)
+    assert (waiting.ratings_until_update, waiting.wake_at) == (4, None)
+    assert waiting.why == "16 rated answers wait: no other answer of their completion is rated otherwise"
+    pair = [rated(17, 1.0, group="x"), rated(18, -1.0, group="x")]
+    one_pair = decide_now(view([*singles, *pair]), GROUPS)
+    assert (one_pair.state, one_pair.ratings_until_update, one_pair.wake_at) == ("collecting", 2, 1017.0 + 900.0)
+    assert one_pair.why.startswith("2 more ratings make an update; 16 rated answers wait")
+    other = [rated(19, 1.0, group="y"), rated(20, 0.5, group="y")]
+    assert decide_now(view([*singles, *pair, *other]), GROUPS).batch == (*pair, *other)
+
+
+def test_a_group_of_equal_ratings_has_nothing_to_compare() -> None:
+    equal = [rated(number, 1.0, group="x") for number in range(1, 5)]
+    assert decide_now(view([*equal, rated(5, -1.0)]), GROUPS).state == "waiting_for_contrast"
+
+
+def test_a_group_larger_than_a_batch_is_cut_to_answers_that_differ() -> None:
+    group = [*[rated(number, 1.0, group="x") for number in range(1, 20)], rated(20, -1.0, group="x")]
+    assert [choice.episode_id for choice in decide_now(view(group), GROUPS).batch] == [1, 2, 3, 4, 5, 6, 7, 20]
+
+
+def test_single_ratings_count_as_soon_as_another_objective_takes_them() -> None:
+    for feed in ("rated", "thumbs"):
+        rules = dataclasses.replace(RULES, feeds=frozenset({"groups", feed}))
+        assert decide_now(view(mixed(4)), rules).batch == tuple(mixed(4))
+
+
 # --------------------------------------------------------------------------------------------------- what is unfit
 
 
@@ -207,6 +241,7 @@ CHOICES = st.builds(
     top_k=st.sampled_from([0] * 9 + [40]),
     n_tokens=st.sampled_from([30] * 9 + [0]),
     logprobs_complete=st.sampled_from([True] * 9 + [False]),
+    group=st.sampled_from("abcdefgh"),
 )
 
 
@@ -262,6 +297,28 @@ def test_a_decision_keeps_its_promises(seen: View, now: float, rules: Rules) -> 
     else:
         assert decision.state != "training"
     assert 0 <= decision.ratings_until_update <= rules.batch_ratings
+
+
+@settings(deadline=None, max_examples=300)
+@given(views(), NOWS, RULE_SETS, st.booleans())
+def test_where_groups_are_compared_every_batch_can_be_learned_from(
+    seen: View, now: float, rules: Rules, thumbs: bool
+) -> None:
+    rules = dataclasses.replace(rules, feeds=frozenset({"groups", "thumbs"} if thumbs else {"groups"}))
+    decision = decide(seen, now, rules)
+    by_group: dict[str, set[float]] = {}
+    for choice in decision.batch:
+        if plan.unfit_for_policy(choice, seen, rules) is None:
+            by_group.setdefault(choice.group, set()).add(choice.rating)
+    alone = [c for c in decision.batch if c.group not in by_group or len(by_group[c.group]) < 2]
+    if thumbs:
+        others = [*alone, *[c for c in decision.batch if plan.unfit_for_policy(c, seen, rules) is not None]]
+        ratings = [choice.rating for choice in others]
+        assert not others or min(ratings) < 0.0 < max(ratings)
+    else:
+        assert not alone
+    assert len(decision.batch) <= rules.max_batch
+    assert len(decision.batch) != 1
 
 
 @settings(deadline=None, max_examples=200)
@@ -433,7 +490,10 @@ def test_every_rating_pair_and_correction_is_used_once_its_time_has_come(
     assert used == [one.id for one in written if plan.is_used(one, rules)]
     left = [choice for choice in seen.unused if plan.unfit(choice, seen, rules) is None]
     takes_ratings = bool(feeds & {"rated", "groups", "thumbs"})
-    assert not takes_ratings or not plan.has_contrast(left, rules)
+    if rules.compares_groups:
+        assert not plan.comparable(left, seen, rules)
+    else:
+        assert not takes_ratings or not plan.has_contrast(left, rules)
     assert decision.wake_at is None
 
 

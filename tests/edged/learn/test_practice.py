@@ -226,6 +226,7 @@ def judged(rewards: str, group: str = "g", first: int = 1, **changes: Any) -> li
                     "n_tokens": 5,
                     "logprobs_complete": True,
                     "used_by": None,
+                    "group": group,
                     **changes,
                 }
             ),
