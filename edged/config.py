@@ -73,8 +73,8 @@ def notes(settings: Settings) -> list[str]:
     if "groups" in feeds and not feeds & {"rated", "thumbs"}:
         names = " and ".join(name for name in settings.learn.objectives if OBJECTIVES[name] == "groups")
         return [
-            f"learn.objectives: {names} learns from a rating only beside a different one of the same completion (n above "
-            "1); other ratings wait. Add ppo or kto to learn from them too"
+            f"learn.objectives: {names} learns from a rating only beside a different one of the same completion"
+            " (n above 1); other ratings wait. Add ppo or kto to learn from them too"
         ]
     return []
 
