@@ -8,10 +8,12 @@ is free is found out by who uses it.
 
 from __future__ import annotations
 
+import re
+import urllib.parse
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator
 
 from edged.addresses import Listen, TcpListen, UnixListen, parse_listen
 from engine.protocol import OBJECTIVES, BaseWeights
@@ -109,7 +111,9 @@ class LearnSection(Section):
     max_batch: int = _key(64, "Rated answers in one update at most, older ones included.", ge=2, le=8192, live=True)
     replay_ratio: float = _key(0.5, "Older rated answers for each new one.", ge=0, le=8, live=True)
     staleness: int = _key(8, "Versions that an answer may lie behind the live one to be trained on.", ge=0, live=True)
-    reference: int = _key(0, "Version that the KL penalty pulls towards at first; 0: the base model.", ge=0, live=True)
+    reference: int = _key(
+        0, "Version that the KL penalty pulls towards at first; 0: the base model.", ge=0, lt=2**31, live=True
+    )
     reanchor_ratings: int = _key(
         128,
         "Ratings of a live version, liked no less than the reference, that make it the reference; 0: never.",
@@ -126,13 +130,15 @@ class LearnSection(Section):
     liked_weight: float = _key(
         1.0,
         "Weight of all liked answers of a batch in KTO, however many they are.",
-        gt=0,
+        ge=1e-3,
+        le=1e3,
         live=True,
     )
     disliked_weight: float = _key(
         1.0,
         "Weight of all disliked answers; liked : disliked is held within 1 and 4/3, as the KTO paper advises.",
-        gt=0,
+        ge=1e-3,
+        le=1e3,
         live=True,
     )
     learning_rate: float = _key(2e-3, "Step size of the adapter.", gt=0, le=1, live=True)
@@ -202,6 +208,19 @@ class LearnSection(Section):
     )
 
 
+def _as_web_address(value: str) -> str:
+    if value == "":
+        return value
+    try:
+        parts = urllib.parse.urlsplit(value)
+        reachable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # an IPv6 address without its end, a port beyond 65535
+        reachable = False
+    if not reachable or re.search(r"\s", value):
+        raise ValueError("an address that begins with http:// or https://")
+    return value
+
+
 class RewardSection(Section):
     clip: float = _key(1.0, "Rewards are cut to plus or minus this, in rating units.", gt=0, le=100, live=True)
     source: Literal["feedback", "function", "http", "classifier", "fitted"] = _key(
@@ -215,10 +234,9 @@ class RewardSection(Section):
         expected="module:function",
     )
     function_folder: str = _key("", "Folder that its module lies in; empty: it is installed beside edged.")
-    url: str = _key(
+    url: Annotated[str, AfterValidator(_as_web_address)] = _key(
         "",
         "Address of the reward service, http:// or https://.",
-        pattern=r"^$|^https?://[^\s/?#]+\S*$",
         expected="an address that begins with http:// or https://",
     )
     classifier: str = _key("", "Folder of the classifier: a transformers sequence classifier with its tokenizer.")

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
-from pydantic import BeforeValidator, Field, StringConstraints, WithJsonSchema, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, WithJsonSchema, model_validator
 
 from edged.api.access import Access
 from edged.api.asks import ChatMessage, User
@@ -47,6 +47,15 @@ Rating = Annotated[
     BeforeValidator(_rating_number),
     WithJsonSchema({"anyOf": [{"type": "number", "minimum": -1, "maximum": 1}, {"enum": list(_THUMBS)}]}),
 ]
+
+
+def _has_words(value: str) -> str:
+    if not value.strip():
+        raise mistake("an answer that says something")
+    return value
+
+
+WrittenAnswer = Annotated[str, AfterValidator(_has_words)]
 Word = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 CompletionId = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 
@@ -57,7 +66,7 @@ class FeedbackRequest(Body):
     completion_id: CompletionId
     choice: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     rating: Rating | None = None
-    correction: str | None = None
+    correction: WrittenAnswer | None = None
     reason: Annotated[str, StringConstraints(max_length=4096)] | None = None
     user: User | None = None
     tags: Annotated[list[Word], Field(max_length=32)] = Field(default_factory=list)
@@ -87,13 +96,15 @@ class PreferenceRequest(Body):
     """Two answers to the same messages; `chosen` is the better one."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=10_000)]
-    chosen: Annotated[str, StringConstraints(min_length=1)]
-    rejected: Annotated[str, StringConstraints(min_length=1)]
+    chosen: WrittenAnswer
+    rejected: WrittenAnswer
     user: User | None = None
 
     @model_validator(mode="after")
-    def _differ(self) -> PreferenceRequest:
-        if self.chosen == self.rejected:
+    def _compares_two_answers(self) -> PreferenceRequest:
+        if self.messages[-1].role == "assistant":
+            raise mistake("end with what is answered, not with an assistant's turn", param="messages")
+        if self.chosen.strip() == self.rejected.strip():
             raise mistake("is the same as chosen, which says nothing", param="rejected")
         return self
 

@@ -323,6 +323,9 @@ class Learner:
             await self._give_back(update, "it was planned on another base model than the one that is served")
             return None
         job = await without_removed(update.id, job, self._episodes, self._written, self._folders)
+        if not (job.episodes or job.pairs or job.corrections):
+            await self._give_back(update, "all that it was to learn from was removed")
+            return None
         try:
             finished = await self._updater.carry(update, job, rated_at)
         except WorkerFault as fault:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import stat
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 
 PROMPTS_KNOWN = 256  # of users, that a round draws from
 PROMPT_CHARS = 8192  # of a line of the operator's file
+PROMPTS_FILE_BYTES = 2**22
 INTERRUPTED = "interrupted"
 
 
@@ -286,8 +288,13 @@ class Practising:
 def read_prompts(path: Path) -> tuple[str, ...]:
     """The prompts of a file, one a line; empty lines, and what a line has beyond PROMPT_CHARS, do not count. Blocking.
 
-    Raises OSError, UnicodeDecodeError.
+    Raises OSError, also for what is no file or one beyond PROMPTS_FILE_BYTES; UnicodeDecodeError.
     """
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError("not a regular file")
+    if found.st_size > PROMPTS_FILE_BYTES:
+        raise OSError(f"{found.st_size:,} bytes, at most {PROMPTS_FILE_BYTES:,}")
     lines = [line.strip()[:PROMPT_CHARS] for line in path.read_text(encoding="utf-8").splitlines()]
     return tuple(dict.fromkeys(line for line in lines if line))
 

@@ -171,7 +171,13 @@ class Worker:
             case supervise.Kill():
                 if self._process is not None:
                     log.warning("worker %s: killing process %d: %s", self.role.name, self._process.pid, action.why)
-                    self._process.kill()
+                    self._kill()
+
+    def _kill(self) -> None:
+        """The process, and what it has started: it leads a group of its own, in which its children are."""
+        assert self._process is not None
+        with contextlib.suppress(ProcessLookupError):  # it has ended already
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def _spawn(self, epoch: int) -> None:
         try:
@@ -189,6 +195,7 @@ class Worker:
         assert self._process is not None
         asyncio.get_running_loop().remove_reader(self._pidfd)
         os.close(self._pidfd)
+        self._kill()  # what it has started goes with it; until it is waited for, nobody else can have its number
         code = self._process.wait()
         why = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         self._process = None

@@ -65,6 +65,8 @@ def prepare(
         prepared = objective_of(name).prepare(batch, job)
         items[name] = prepared.items
         skipped |= {f"{name}_{reason}": n for reason, n in prepared.skipped.items()}
+        if OBJECTIVES[name] == "thumbs" and not prepared.items and sampled.rated:
+            skipped[f"{name}_left_to_policy"] = len(sampled.rated)  # a policy gradient learns from them
     if not any(items.values()):
         reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(skipped.items())) or "none came"
         raise NothingToLearn(f"no objective can learn from the batch ({reasons})", skipped)

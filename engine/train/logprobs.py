@@ -89,6 +89,32 @@ def measure_tokens(
     return measure
 
 
+@torch.no_grad()
+def divergences(
+    hidden: torch.Tensor, other: torch.Tensor, head: torch.Tensor, temperatures: torch.Tensor
+) -> torch.Tensor:
+    """float32[N]: KL(pi || pi_other) of the distributions behind each row, over the whole vocabulary.
+
+    Needs no samples of either, so it holds on any text.
+
+    Args:
+        hidden, other: [N, D], after the final norm. head: [V, D]. temperatures: float32[N], positive.
+    """
+    found = torch.empty(hidden.shape[0], device=hidden.device)
+    pairs = zip(_product_chunks(hidden, head), _product_chunks(other, head), strict=True)
+    for (rows, products), (_, others) in pairs:
+        temperature = temperatures[rows, None]
+        highest, of_other = (one[: temperature.shape[0]].amax(1, keepdim=True).float() for one in (products, others))
+        total, other_total, weighed = (torch.zeros_like(highest) for _ in range(3))
+        for (_, logits), (_, other_logits) in zip(_blocks(products, highest), _blocks(others, of_other), strict=True):
+            powers = logits.div_(temperature).exp()
+            total += powers.sum(1, keepdim=True)
+            other_total += other_logits.div_(temperature).exp().sum(1, keepdim=True)
+            weighed += torch.linalg.vecdot(powers, logits - other_logits)[:, None]
+        found[rows] = (weighed / total - total.log() + other_total.log())[:, 0]
+    return found
+
+
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(

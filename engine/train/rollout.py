@@ -35,6 +35,11 @@ class Gathered:
     left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
+    def texts(self) -> tuple[Rollout, ...]:
+        """What people wrote or compared: the members of pairs, and corrections."""
+        return (*(one for pair in self.sampled.pairs for one in pair), *self.sampled.corrections)
+
+    @property
     def answers(self) -> tuple[Rollout, ...]:
         """Every rated answer, once."""
         alone = [rollout for rollout in self.thumbs.rated if rollout.behaviour is None]

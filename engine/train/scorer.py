@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 
 from adapters.errors import AdapterError
+from adapters.manifest import verify
 from adapters.peft import load_peft
 from engine.fault import EngineFault
 from engine.lora import Lora, lora_from_weights
@@ -73,12 +74,13 @@ class Scorer:
         """The adapter of a version, read at most once while it is in use; None for the base.
 
         Raises:
-            EngineFault: the folder cannot be read, or holds an adapter of another base.
+            EngineFault: the folder cannot be read, is not what was published, or holds an adapter of another base.
         """
         if ref.version == 0 or ref.folder is None:
             return None
         if ref.version not in self._adapters:
             try:
+                verify(Path(ref.folder))
                 weights = load_peft(Path(ref.folder), self.base.config.shape)
             except AdapterError as error:
                 raise EngineFault(error.code, f"adapter v{ref.version}: {error}") from error

@@ -35,9 +35,9 @@ from engine.train.batch import Selection, split_micro_batches
 from engine.train.course import Course, objective_of, prepare
 from engine.train.critic import CriticState, state_of, take_over
 from engine.train.figures import age_figures, batch_figures, hindsight, move_share, sampler_figures
-from engine.train.forward import completion_states, n_tokens_of, tokens_of
+from engine.train.forward import completion_states, n_tokens_of, packed_states, tokens_of
 from engine.train.learner import Learner, NotFinite, NothingToLearn
-from engine.train.logprobs import measure_tokens
+from engine.train.logprobs import divergences, measure_tokens
 from engine.train.objectives import kl
 from engine.train.objectives.objective import Rollout
 from engine.train.optimise import Tick, is_finite, optimise
@@ -101,7 +101,7 @@ def _look_back(
         seen = hindsight(learner.critic, course.targets, scorer, lambda: tick("measure", 0, 0))
         return seen, state_of(learner.critic)
 
-    settling = scorer.lanes.on("actor", lambda: settle(job, gathered.answers, learner.lora, before, scorer, tick))
+    settling = scorer.lanes.on("actor", lambda: settle(job, gathered, learner.lora, before, scorer, tick))
     looking = scorer.lanes.on("critic", critic) if course.targets else None
     metrics = settling()
     metrics["lora/move_share"] = move_share(before, learner.lora.parameters())
@@ -143,7 +143,7 @@ def _steer_penalty(job: TrainJob, learner: Learner, metrics: dict[str, float]) -
 
 def settle(
     job: TrainJob,
-    answers: Sequence[Rollout],
+    gathered: Gathered,
     lora: Lora,
     before: Sequence[torch.Tensor],
     scorer: Scorer,
@@ -151,16 +151,18 @@ def settle(
 ) -> dict[str, float]:
     """Measure the new policy over the rated answers, and shorten the move while it is beyond `live_kl_max`.
 
-    {} without rated answers: on texts that the policy did not write, an estimate of its KL would be none.
+    Without rated answers, over what people wrote: the policy did not sample it, so the distance is that of the whole
+    distributions there, and not an estimate from tokens.
     """
-    if not answers:
-        return {}
-    parent = torch.cat([rollout.parent for rollout in answers])
-    reference = torch.cat([rollout.reference for rollout in answers])
+    answers = gathered.answers
+    parent = torch.cat([rollout.parent for rollout in answers]) if answers else torch.empty(0)
     share = 1.0
     for attempt in range(MAX_SHORTENINGS + 1):
-        logprobs, entropy = measure_policy(answers, lora, scorer, tick)
-        kl_live = float(kl.k3(logprobs, parent).mean())
+        if answers:
+            logprobs, entropy = measure_policy(answers, lora, scorer, tick)
+            kl_live = float(kl.k3(logprobs, parent).mean())
+        else:
+            kl_live = float(measure_distance(gathered.texts, lora, scorer.adapter(job.parent), scorer, tick).mean())
         if kl_live <= job.ppo.live_kl_max or attempt == MAX_SHORTENINGS:
             break
         share /= 2
@@ -169,12 +171,30 @@ def settle(
                 parameter.lerp_(start, 0.5)
     if not is_finite(kl_live):
         raise NotFinite(f"the new policy's log-probabilities: mean KL to the parent is {kl_live}")
-    return {
-        "kl/live": kl_live,
-        "kl/reference": float(kl.k3(logprobs, reference).mean()),
-        "entropy": float(entropy.mean()),
-        "policy/move_share": share,
-    }
+    figures = {"kl/live": kl_live, "policy/move_share": share}
+    if not answers:
+        return figures
+    reference = torch.cat([rollout.reference for rollout in answers])
+    return figures | {"kl/reference": float(kl.k3(logprobs, reference).mean()), "entropy": float(entropy.mean())}
+
+
+@torch.no_grad()
+def measure_distance(
+    rollouts: Sequence[Rollout], lora: Lora, parent: Lora | None, scorer: Scorer, tick: Tick
+) -> torch.Tensor:
+    """float32[N]: KL(policy || parent) before every completion token, in an order of its own."""
+    micro_batches = split_micro_batches([one.trunk.shape[0] for one in rollouts], scorer.micro_batch_tokens)
+
+    def work(members: list[int]) -> torch.Tensor:
+        with torch.no_grad():
+            chosen = [rollouts[i] for i in members]
+            _, temperatures = tokens_of(chosen)
+            trunks, prompts = [one.trunk for one in chosen], [one.prompt_ids for one in chosen]
+            first = scorer.first_layer(lora)
+            now, then = (packed_states(scorer.base, first, trunks, prompts, one) for one in (lora, parent))
+            return divergences(now, then, scorer.base.head, temperatures)
+
+    return torch.cat(scorer.lanes.map(work, micro_batches, lambda: tick("measure", 0, 0)))
 
 
 @torch.no_grad()

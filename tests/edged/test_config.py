@@ -216,6 +216,22 @@ def test_settings_cannot_be_changed() -> None:
 
 
 @pytest.mark.parametrize(
+    "url", ["http://[::1/judge", "http://box:99999/", "http://box:0/", "http:///judge", "ftp://box", "http://b ox/"]
+)
+def test_an_address_that_no_client_could_reach_is_no_reward_service(url: str, tmp_path: Path) -> None:
+    (line,) = problems(f"[reward]\nurl = '{url}'", tmp_path)
+    assert line == f'reward.url: got "{url}", expected an address that begins with http:// or https://'
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["[learn]\nreference = 99999999999999999999", "[learn]\nliked_weight = 1e308", "[learn]\ndisliked_weight = 1e-320"],
+)
+def test_numbers_that_the_engine_cannot_compute_with_are_refused(line: str, tmp_path: Path) -> None:
+    assert len(problems(line, tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
     ("text", "address"),
     [
         ("unix:/run/edged/edged.sock", UnixListen(Path("/run/edged/edged.sock"))),

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 FOREVER_S = 600.0
@@ -18,7 +19,13 @@ def short(batch: list[dict[str, Any]]) -> list[float]:
 
 def by_order(batch: list[dict[str, Any]]) -> Any:
     """Does what the first answer says."""
-    answer = batch[0]["answer"]
+    answer, _, path = batch[0]["answer"].partition(" child:")
+    if path:
+        child = os.fork()
+        if child == 0:
+            time.sleep(FOREVER_S)
+            os._exit(0)
+        Path(path).write_text(str(child))
     if answer == "raise":
         raise ValueError("no such word")
     if answer == "exit":

@@ -150,6 +150,19 @@ def test_a_function_that_holds_the_interpreter_is_killed_by_the_daemon(tmp_path:
     run(tmp_path, BY_ORDER, scenario)
 
 
+@pytest.mark.parametrize("order", ["hold", "die"])
+def test_what_a_judge_has_started_ends_with_its_process(order: str, tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.judge_in_haste(f"{order} child:{tmp_path / 'child'}")
+        await bench.is_well()
+        child = int((tmp_path / "child").read_text())
+        async with asyncio.timeout(GUARD_S):
+            while Path(f"/proc/{child}").exists() and "(zombie)" not in Path(f"/proc/{child}/status").read_text():
+                await asyncio.sleep(0.05)
+
+    run(tmp_path, BY_ORDER, scenario)
+
+
 def test_a_function_that_takes_the_process_with_it_costs_its_batch_and_no_other(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
         found = await bench.judge("a", "b", "c", "d", "die", "f", "g", "h", "12345")

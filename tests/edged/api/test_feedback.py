@@ -52,6 +52,8 @@ def test_a_correction_needs_no_rating_but_one_of_them_must_be_there(tmp_path: Pa
         async with serving(tmp_path) as light:
             completion_id = (await light.ask())["id"]
             assert (await rate(light, completion_id=completion_id, correction="Hi."))[1]["rating"] is None
+            status, body = await rate(light, completion_id=completion_id, correction=" ")
+            assert (status, body["error"]["param"]) == (400, "correction")
             status, body = await rate(light, completion_id=completion_id, reason="just so")
             assert (status, body["error"]["param"]) == (400, "rating")
 
@@ -250,6 +252,13 @@ def test_a_preference_names_two_different_answers(tmp_path: Path) -> None:
             assert stored.json()["chosen"] == "Hi."
             assert light.book.preferences[0].caller.startswith("uid:")
             assert (same.status_code, same.json()["error"]["param"]) == (400, "rejected")
+            for field, changes in (
+                ("rejected", {"rejected": "Hi. "}),
+                ("chosen", {"chosen": " \n"}),
+                ("messages", {"messages": [*HELLO["messages"], {"role": "assistant", "content": "Hm."}]}),
+            ):
+                odd = await light.unix.post("/v1/preferences", json={**pair, **changes})
+                assert (odd.status_code, odd.json()["error"]["param"]) == (400, field)
 
     asyncio.run(run())
 

@@ -697,6 +697,24 @@ def test_what_the_removed_user_wrote_leaves_the_job_under_way(in_box: InBox) -> 
     in_box(scenario)
 
 
+def test_an_update_whose_answers_are_all_removed_is_skipped_and_trains_nothing(in_box: InBox) -> None:
+    async def scenario(box: Any) -> None:
+        box.worker.behaviours.append("hang")
+        await box.rate(*UP_AND_DOWN, user="ann")
+        async with running(box):
+            await box.until(lambda: bool(box.worker.trained))
+        await box.store.episodes.delete_user("ann", caller=box.OPERATOR)
+        trained = len(box.worker.trained)
+        async with running(box):
+            await box.until(lambda: bool(box.finished))
+        assert [(update.verdict, update.reason) for update in box.finished] == [
+            ("skipped", "all that it was to learn from was removed")
+        ]
+        assert len(box.worker.trained) == trained
+
+    in_box(scenario)
+
+
 def test_kto_gets_greedy_answers_without_a_sampler(in_box: InBox) -> None:
     async def scenario(box: Any) -> None:
         box.objectives = {"ppo": 1.0, "kto": 0.5}

@@ -6,11 +6,15 @@ import asyncio
 import collections
 import contextlib
 import itertools
+import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from edged.failure import JobRefused
+from edged.learn import practising
 from edged.learn.judging import Judgement
 from edged.learn.practice import Rules
 from edged.learn.practising import PracticeSettings, Practising, read_prompts
@@ -357,6 +361,19 @@ def test_prompts_of_a_user_who_is_removed_leave_no_answer_and_no_update(in_box: 
         assert gym.judge.judged == []
 
     in_box(scenario)
+
+
+def test_what_is_no_file_of_prompts_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe, large = tmp_path / "pipe", tmp_path / "large"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="not a regular file"):
+        read_prompts(pipe)
+    with pytest.raises(OSError, match="not a regular file"):
+        read_prompts(tmp_path)
+    with large.open("wb") as file:
+        file.truncate(practising.PROMPTS_FILE_BYTES + 1)
+    with pytest.raises(OSError, match="at most"):
+        read_prompts(large)
 
 
 def test_a_prompt_that_stands_in_the_operators_file_too_is_practised_once_a_round(in_box: Any, tmp_path: Path) -> None:

@@ -59,6 +59,20 @@ def test_measures_are_logprobs_at_both_temperatures_and_the_entropy(
     torch.testing.assert_close(found.entropy, -(scaled.exp() * scaled).sum(1), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("columns", [30, 1000])
+def test_divergences_are_those_of_the_whole_distributions(
+    columns: int, inputs: tuple[torch.Tensor, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logprobs, "CHUNK_ROWS", 32)
+    monkeypatch.setattr(logprobs, "BLOCK_COLUMNS", columns)
+    hidden, head, _, temperatures = inputs
+    other = hidden + 0.3 * torch.randn(hidden.shape, generator=torch.Generator().manual_seed(9))
+    p, q = (full_logprobs(one, head, temperatures).double() for one in (hidden, other))
+    found = logprobs.divergences(hidden, other, head, temperatures)
+    torch.testing.assert_close(found, (p.exp() * (p - q)).sum(1).float(), rtol=1e-4, atol=1e-5)
+    assert float(logprobs.divergences(hidden, hidden, head, temperatures).abs().max()) == 0.0
+
+
 def test_t_lp_1_each_token_is_scored_by_the_state_it_is_given() -> None:
     head = torch.eye(3)  # the state's channels are the logits
     hidden = torch.tensor([[9.0, 0.0, 0.0], [0.0, 9.0, 0.0]])

@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 
+from engine.fault import EngineFault
 from engine.protocol import AdapterRef, ProbeTokens
 from engine.train import scorer as scorer_module
 from engine.train.scorer import Scorer
@@ -96,6 +97,19 @@ def test_an_adapter_below_the_usual_layers_is_scored_too(
     ids, n = rated.episode.prompt_ids + rated.episode.completion_ids, len(rated.episode.completion_ids)
     (found,) = scorer.measure([rated.episode], [adapter], silent)
     torch.testing.assert_close(found.raw, peer_logprobs(adapted, ids, n, 1.0), rtol=1e-4, atol=1e-4)
+
+
+def test_an_adapter_whose_bytes_have_changed_is_not_scored_under(
+    scorer: Scorer, sample_episodes: MakeEpisodes, tmp_path: Path
+) -> None:
+    adapter = publish_lora(tmp_path / "v4", random_lora(scorer.base, layers=0), 4)
+    file = tmp_path / "v4" / "adapter_model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-100] ^= 0x10  # still numbers, and finite
+    file.write_bytes(data)
+    with pytest.raises(EngineFault) as caught:
+        scorer.measure([sample_episodes(1)[0].episode], [adapter], silent)
+    assert caught.value.code == "adapter_unreadable"
 
 
 def test_probes_scored_again_give_the_same_and_only_the_newest_are_kept(scorer: Scorer) -> None:

@@ -61,6 +61,28 @@ def test_what_people_prefer_becomes_likelier_than_what_they_do_not(
     assert any(figure.startswith(f"{name}/") for figure in result.metrics)
 
 
+@pytest.mark.parametrize("name", ["dpo", "sft"])
+def test_what_people_wrote_alone_moves_the_policy_no_further_than_ratings_may(
+    scorer: Scorer, sample_episodes: MakeEpisodes, tmp_path: Path, name: str
+) -> None:
+    wild = dataclasses.replace(PPO, learning_rate=0.03, epochs=4)
+    kl = {}
+    for bound in (10.0, 0.05):
+        job = job_of(name, sample_episodes(8), ppo=dataclasses.replace(wild, live_kl_max=bound))
+        kl[bound] = run(tmp_path / str(bound), job, scorer).metrics
+    assert kl[10.0]["kl/live"] > 0.1
+    assert kl[10.0]["policy/move_share"] == 1.0
+    assert kl[0.05]["kl/live"] <= 0.05
+    assert kl[0.05]["policy/move_share"] < 1.0
+
+
+def test_answers_that_kto_leaves_to_a_policy_gradient_are_counted(
+    scorer: Scorer, sample_episodes: MakeEpisodes, tmp_path: Path
+) -> None:
+    job = make_job(sample_episodes(8), objectives={"ppo": 1.0, "kto": 1.0})
+    assert run(tmp_path / "job", job, scorer).dropped == {"kto_left_to_policy": 8}
+
+
 def test_all_objectives_together_replay_to_the_same_bytes(
     scorer: Scorer, sample_episodes: MakeEpisodes, tmp_path: Path
 ) -> None:
