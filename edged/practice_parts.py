@@ -15,6 +15,7 @@ from edged import resolved, status
 from edged.base_model import BaseModel
 from edged.learn.judging import Judging
 from edged.learn.learner import Learner
+from edged.learn.practice import hindrance
 from edged.learn.practising import Practising
 from edged.records import PracticeCounts
 from edged.serve.sampling import Interrupted, Sampler
@@ -28,7 +29,6 @@ log = logging.getLogger(__name__)
 
 SCORE_OOM_SCORE_ADJ = 600  # when memory runs out, a judge goes before the trainer
 SCORE_HANG_S = 120.0  # of silence; a batch has a shorter limit of its own
-FREE = ("idle", "collecting", "waiting_for_contrast")  # states of the learner in which no rating waits for it
 FITTED_RATINGS = 1024  # the newest, which take about 3 s to fit
 
 
@@ -150,9 +150,7 @@ class PracticeParts:
             return "the daemon is stopping"
         if not self._serve_worker.is_ready:
             return "the serve worker is starting"
-        if self._learner.state in FREE:
-            return ""
-        return f"the learner is {self._learner.state} ({self._learner.why})"
+        return hindrance(self._learner.state, self._learner.why, due=self._learner.due)
 
     # --------------------------------------------------------------------------------------------------- score worker
 

@@ -20,6 +20,7 @@ from edged.learn.alarms import LOOK_BACK, alarms
 from edged.learn.folders import Folders
 from edged.learn.forgetting import without_removed
 from edged.learn.job import LearnSettings, make_job
+from edged.learn.meanwhile import meanwhile
 from edged.learn.ports import (
     Calibrated,
     EpisodeShelf,
@@ -98,6 +99,7 @@ class Learner:
         self.state: plan.LearnerState = "idle"
         self.why = ""
         self.ratings_until_update = settings().rules.batch_ratings
+        self.due = False  # whether there is an update to be made, if only it can be
         self.elsewhere = 0  # ratings of answers of another base model, which wait until that one is served again
         self.written = WrittenCounts()
         self.progress: protocol.Progress | None = None
@@ -231,6 +233,7 @@ class Learner:
         self.written = await self._written.counts()
         now = time.time()
         decision = plan.decide(view, now, self._settings().rules)
+        self.due = decision.makes_update
         if decision.drops:
             await self._ratings.drop([(choice.feedback_id, reason) for choice, reason in decision.drops])
         elif not decision.makes_update:
@@ -327,7 +330,8 @@ class Learner:
             await self._give_back(update, "all that it was to learn from was removed")
             return None
         try:
-            finished = await self._updater.carry(update, job, rated_at)
+            async with meanwhile(self._awake, lambda: self._count_without(update.new_episode_ids)):
+                finished = await self._updater.carry(update, job, rated_at)
         except WorkerFault as fault:
             await self._put_off(update, f"the train worker cannot run: {fault}")
             return None
@@ -338,6 +342,12 @@ class Learner:
         await self._look_back()
         self._tell(finished)
         return finished
+
+    async def _count_without(self, taken: Sequence[int]) -> None:
+        """Count what makes the next update, while one is made of `taken`."""
+        view = await self._view(asked=False)
+        left = [choice for choice in view.unused if choice.episode_id not in taken]
+        self.ratings_until_update = plan.missing(dataclasses.replace(view, unused=left), self._settings().rules)
 
     async def _put_off(self, update: Update, why: str) -> None:
         """Give an update back, and make none for a while: what was lacking comes back, or somebody sees it."""

@@ -116,6 +116,11 @@ class Decision:
         return bool(self.batch or self.written)
 
 
+def missing(view: View, rules: Rules) -> int:
+    """How many more ratings make an update, as far as counting goes."""
+    return max(0, rules.batch_ratings - len(_counted(_sorted_out(view, rules)[0], view, rules)))
+
+
 def decide(view: View, now: float, rules: Rules) -> Decision:
     """Whether to make an update now."""
     usable, drops = _sorted_out(view, rules)

@@ -31,6 +31,8 @@ T = TypeVar("T")
 HOLD_FIRST_S = 60.0  # after something failed; doubles up to HOLD_MAX_S
 HOLD_MAX_S = 3600.0
 
+FREE = ("idle", "collecting", "waiting_for_contrast")  # states of the learner in which it needs nothing of the box
+
 Doing = Literal["", "counting", "preparing", "sampling", "judging", "training"]
 # What a status shows. off: nothing judges. waiting: for the box to be idle, for prompts, or after a failure.
 # limit: for a person's rating.
@@ -277,6 +279,14 @@ def _next(state: State, now: float, rules: Rules) -> Action | None:
     if not state.ready:
         return Prepare()
     return Sample(missing, fresh=counts.groups == 0) if samples else Judge()
+
+
+def hindrance(state: plan.LearnerState, why: str, *, due: bool) -> str:
+    """Why the learner keeps the box from practising; "" if it does not. due: ratings make an update as soon as it can be
+    made: it waits for a worker, say."""
+    if state not in FREE:
+        return f"the learner is {state} ({why})"
+    return f"ratings wait for their update ({why})" if due else ""
 
 
 def draw(prompts: Sequence[T], wanted: int, seed: int) -> tuple[T, ...]:

@@ -418,6 +418,7 @@ def test_no_job_is_written_before_the_serve_worker_has_given_the_probes(in_box: 
         await box.rate(*UP_AND_DOWN)
         async with running(box):
             await box.until(lambda: box.learner.why == "the serve worker is starting")
+            assert box.learner.due, "practice must not take the box now"
             assert await box.store.updates.list(1) == []
             box.probes = box.PROBES
             await box.until(lambda: bool(box.finished))
@@ -604,6 +605,20 @@ def test_every_change_of_state_is_told(in_box: InBox) -> None:
             await box.until(lambda: bool(box.finished))
             await box.until(lambda: box.learner.state == "idle")
         assert seen == ["training", "gating", "idle"]
+
+    in_box(scenario)
+
+
+def test_ratings_that_come_during_an_update_count_towards_the_next(in_box: InBox) -> None:
+    async def scenario(box: Any) -> None:
+        box.worker.behaviours.append("hang")
+        await box.rate(*UP_AND_DOWN)
+        async with running(box):
+            await box.until(lambda: bool(box.worker.trained))
+            await box.until(lambda: box.learner.ratings_until_update == 16)
+            await box.rate(*UP_AND_DOWN[:5])
+            await box.until(lambda: box.learner.ratings_until_update == 11)
+            assert box.learner.state == "training"
 
     in_box(scenario)
 

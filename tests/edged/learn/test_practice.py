@@ -24,6 +24,7 @@ from edged.learn.practice import (
     Rules,
     Sample,
     State,
+    hindrance,
     Tick,
     Train,
     Users,
@@ -206,6 +207,23 @@ def test_prompts_are_drawn_by_the_seed_each_at_most_once() -> None:
     assert len({draw(prompts, 3, seed) for seed in range(20)}) > 10
     assert sorted(draw(prompts, 99, 5)) == list(prompts)
     assert draw((), 3, 1) == ()
+
+
+@pytest.mark.parametrize(
+    ("state", "due", "why"),
+    [
+        ("idle", False, ""),
+        ("collecting", False, ""),
+        ("waiting_for_contrast", False, ""),
+        ("collecting", True, "ratings wait for their update (w)"),
+        ("waiting_for_contrast", True, "ratings wait for their update (w)"),
+        ("training", False, "the learner is training (w)"),
+        ("gating", True, "the learner is gating (w)"),
+        ("paused", False, "the learner is paused (w)"),
+    ],
+)
+def test_ratings_that_make_an_update_go_before_practice(state: Any, due: bool, why: str) -> None:
+    assert hindrance(state, "w", due=due) == why
 
 
 def judged(rewards: str, group: str = "g", first: int = 1, **changes: Any) -> list[JudgedAnswer]:
