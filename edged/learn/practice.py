@@ -282,8 +282,10 @@ def _next(state: State, now: float, rules: Rules) -> Action | None:
 
 
 def hindrance(state: plan.LearnerState, why: str, *, due: bool) -> str:
-    """Why the learner keeps the box from practising; "" if it does not. due: ratings make an update as soon as it can be
-    made: it waits for a worker, say."""
+    """Why the learner keeps the box from practising; "" if it does not.
+
+    due: ratings make an update as soon as it can be made: it waits for a worker, say.
+    """
     if state not in FREE:
         return f"the learner is {state} ({why})"
     return f"ratings wait for their update ({why})" if due else ""

@@ -37,11 +37,11 @@ def test_what_the_block_raises_comes_out_and_what_the_small_thing_raises_is_logg
         async def small() -> None:
             raise OSError("no disk")
 
-        with pytest.raises(KeyError):
-            async with meanwhile(asyncio.Event(), small):
-                await asyncio.sleep(0)
-                raise KeyError
+        async with meanwhile(asyncio.Event(), small):
+            await asyncio.sleep(0)
+            raise KeyError
 
-    asyncio.run(scenario())
+    with pytest.raises(KeyError):
+        asyncio.run(scenario())
     assert "is not" in caplog.text
     assert "no disk" in caplog.text
