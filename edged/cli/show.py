@@ -60,6 +60,7 @@ def status_text(status: dict[str, Any]) -> str:
         ["model", str(model.get("name", "-"))],
         ["adapter", f"v{adapter.get('version', 0)} since {when(adapter.get('since'))}{pinned}"],
         ["learner", learner_text(learner)],
+        *_learner_rows(learner),
         ["serving", f"{serve.get('active', 0)} running, {serve.get('queued', 0)} waiting"],
         [
             "store",
@@ -69,20 +70,51 @@ def status_text(status: dict[str, Any]) -> str:
     ]
     practice = learner.get("practice", {})
     if practice.get("state", "off") != "off":
-        rows.append(["practice", practice_text(practice)])
+        rows += _practice_rows(practice)
     if last := learner.get("last_update"):
         rows.append(["last update", update_text(last)])
-    if dropped := learner.get("dropped"):
-        rows.append(["dropped", ", ".join(f"{reason} {count}" for reason, count in dropped.items())])
-    if left_out := learner.get("left_out"):
-        rows.append(["left out", ", ".join(f"{reason} {count}" for reason, count in left_out.items())])
+    rows += _counted([("dropped", learner.get("dropped")), ("left out", learner.get("left_out"))])
     rows += [["alarm", str(alarm)] for alarm in learner.get("alarms", [])]
+    if placement := status.get("placement"):
+        rows.append(["placement", str(placement)])
     for worker in status.get("workers", []):
         rss = worker.get("rss_bytes")
         resident = f", {size(rss)}" if rss else ""
         pid = f", pid {worker['pid']}" if worker.get("pid") else ""
         rows.append([f"worker {worker.get('name', '?')}", f"{worker.get('state', '?')}{pid}{resident}"])
     return columns(rows)
+
+
+def _learner_rows(learner: dict[str, Any]) -> list[list[str]]:
+    """What is behind the learner's line: why, what people wrote, and how far trainer and server round apart."""
+    rows = [["- why", str(learner["why"])]] if learner.get("why") else []
+    for kind in ("pairs", "corrections"):
+        counts = learner.get(kind, {})
+        if any(counts.values()):
+            rows.append([f"- {kind}", f"{counts.get('waiting', 0)} waiting, {counts.get('used', 0)} used"])
+    calibration = learner.get("calibration", {})
+    if calibration.get("measured") is False:
+        rows.append(["- calibration", f"not measured: {calibration.get('why') or 'it has not begun'}"])
+    elif calibration:
+        figures = (f"{name} {value:.3g}" for name, value in calibration.items() if isinstance(value, float))
+        rows.append(["- calibration", f"measured: {', '.join(figures)}"])
+    return rows
+
+
+def _practice_rows(practice: dict[str, Any]) -> list[list[str]]:
+    """Practice, and what did not go well in it."""
+    rows = [["practice", practice_text(practice)]]
+    rows += _counted([("- no reward", practice.get("reasons")), ("- skipped", practice.get("skipped"))])
+    if detail := practice.get("detail"):
+        rows.append(["- judge", str(detail)])
+    return rows
+
+
+def _counted(rows: Sequence[tuple[str, dict[str, int] | None]]) -> list[list[str]]:
+    """A row for each name with counts: reason and number."""
+    return [
+        [name, ", ".join(f"{reason} {count}" for reason, count in counts.items())] for name, counts in rows if counts
+    ]
 
 
 def learner_text(learner: dict[str, Any]) -> str:

@@ -51,6 +51,39 @@ def test_practice_is_shown_where_there_is_some_with_what_its_judge_is_worth() ->
     assert "practice" not in show.status_text({"learner": {"practice": {"state": "off", "why": "no judge"}}})
 
 
+def test_every_reason_that_something_waits_or_is_left_out_is_shown() -> None:
+    learner = {
+        "state": "paused",
+        "why": "a version is pinned",
+        "pairs": {"waiting": 3, "used": 0},
+        "corrections": {"waiting": 0, "used": 0},
+        "calibration": {"measured": False, "why": "the trainer starts"},
+        "dropped": {"greedy": 2},
+        "practice": {
+            "state": "waiting",
+            "why": "",
+            "reasons": {"judge_failed": 4},
+            "skipped": {"equal_rewards": 5},
+            "detail": "NameError: x",
+        },
+    }
+    text = show.status_text({"learner": learner, "placement": "one process trains"})
+    rows = {tuple(part.strip() for part in line.split("  ") if part) for line in text.splitlines()}
+    assert {
+        ("- why", "a version is pinned"),
+        ("- pairs", "3 waiting, 0 used"),
+        ("- calibration", "not measured: the trainer starts"),
+        ("dropped", "greedy 2"),
+        ("- no reward", "judge_failed 4"),
+        ("- skipped", "equal_rewards 5"),
+        ("- judge", "NameError: x"),
+        ("placement", "one process trains"),
+    } <= rows
+    assert "corrections" not in text
+    measured = {"measured": True, "mean": 0.00123, "tokens": 96}
+    assert "measured: mean 0.00123" in show.status_text({"learner": {"calibration": measured}})
+
+
 def test_a_version_is_shown_with_its_metrics_and_a_diff_with_the_largest_module_first() -> None:
     text = version_text({"version": 2, "created_at": 1_700_000_000.0, "folder": None, "metrics": {"kl/live": 0.12345}})
     assert "0.1235" in text or "0.1234" in text
