@@ -84,7 +84,7 @@ def parse_objectives(value: Any) -> dict[str, float]:
         raise ValueError(f"a table of name = weight with one or more of {', '.join(OBJECTIVES)}")
     for name, weight in value.items():
         if name not in OBJECTIVES:
-            raise ValueError(f"objectives out of {', '.join(OBJECTIVES)}")
+            raise ValueError(f"objectives out of {', '.join(OBJECTIVES)}, not {name!r}")
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0.0 < weight <= 1000.0:
             raise ValueError(f"a weight above 0 and up to 1000 for {name}")
     return {name: float(weight) for name, weight in value.items()}

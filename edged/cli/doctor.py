@@ -33,7 +33,7 @@ def doctor(
 
 
 def _examine(config: Path | None, model: str | None, folder: Path) -> Iterator[checks.Finding]:
-    from edged.cli import checks
+    from edged.cli import checks, usable
     from edged.settings import ModelSection, Settings
 
     settings = Settings(model=ModelSection(path=ModelSection().path if model is None else model))
@@ -59,6 +59,8 @@ def _examine(config: Path | None, model: str | None, folder: Path) -> Iterator[c
     yield from checks.check_engine()
     yield checks.check_decoding(model_path)
     yield checks.check_gpu()
+    yield from usable.check_blocks(settings)
+    yield from usable.check_judge(settings, connects=True)
     yield from checks.check_placement(settings)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -48,21 +49,26 @@ def check_config(
     as_json: JsonOption = False,
 ) -> None:
     """Check the settings as `run` would, and print every problem, and what is hardly meant so."""
+    from edged.cli.usable import check_settings
     from edged.config import notes
 
     if file is not None and config is not None:
         raise typer.BadParameter("name the file once, as FILE or with --config", param_hint="FILE")
     config = file if config is None else config
     try:
-        found = notes(load(config, overrides(model, listen)))
-        problems: tuple[str, ...] = ()
+        settings = load(config, overrides(model, listen))
     except BadConfiguration as error:
         if not as_json:
             raise
-        found, problems = [], tuple(error.message.splitlines())
+        print_json({"ok": False, "problems": error.message.splitlines(), "notes": []})
+        raise typer.Exit(CONFIGURATION) from error
+    problems, found = check_settings(settings)
+    found += notes(settings)
     if as_json:
-        print_json({"ok": not problems, "problems": list(problems), "notes": found})
+        print_json({"ok": not problems, "problems": problems, "notes": found})
         raise typer.Exit(CONFIGURATION if problems else DONE)
+    if problems:
+        raise BadConfiguration("\n".join(problems), hint=_count(problems, config))
     print(f"{config or 'the defaults'}: no problems")
     for note in found:
         print(f"note: {note}")
@@ -76,11 +82,13 @@ def load(config: Path | None, changes: dict[str, Any]) -> Settings:
     try:
         return load_settings(config, changes)
     except ConfigError as error:
-        count = len(error.problems)
-        raise BadConfiguration(
-            "\n".join(error.problems),
-            hint=f"{count} problem{'s' if count > 1 else ''} in {config or 'the settings of the command line'}",
-        ) from error
+        raise BadConfiguration("\n".join(error.problems), hint=_count(error.problems, config)) from error
+
+
+def _count(problems: Sequence[str], config: Path | None) -> str:
+    return (
+        f"{len(problems)} problem{'s' if len(problems) > 1 else ''} in {config or 'the settings of the command line'}"
+    )
 
 
 def overrides(model: str | None, listen: list[str] | None) -> dict[str, Any]:

@@ -332,7 +332,7 @@ def test_random_text_is_settings_or_a_config_error(tmp_path_factory: pytest.Temp
 @pytest.mark.parametrize(
     ("objectives", "expected"),
     [
-        ("{ pp = 1.0 }", "objectives out of ppo, reinforce_pp, grpo, rloo, kto, dpo, sft"),
+        ("{ pp = 1.0 }", "objectives out of ppo, reinforce_pp, grpo, rloo, kto, dpo, sft, not 'pp'"),
         ("{ ppo = 0 }", "a weight above 0 and up to 1000 for ppo"),
         ("{ dpo = true }", "a weight above 0 and up to 1000 for dpo"),
         ("{}", "a table of name = weight with one or more of ppo, reinforce_pp, grpo, rloo, kto, dpo, sft"),

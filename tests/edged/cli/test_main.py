@@ -230,6 +230,9 @@ def test_check_config_takes_the_file_as_an_argument_too(cli, tmp_path: Path) -> 
     assert "good.toml: no problems" in cli("check-config", "good.toml").stdout
     (tmp_path / "groups.toml").write_text("[learn]\nobjectives = { grpo = 1.0 }\n")
     assert "note: learn.objectives: grpo learns" in cli("check-config", "groups.toml").stdout
+    (tmp_path / "gone.toml").write_text('[reward]\nsource = "classifier"\nclassifier = "/nowhere"\n')
+    gone = cli("check-config", "gone.toml")
+    assert (gone.returncode, "reward.classifier: '/nowhere' is no folder" in gone.stderr) == (78, True)
     assert cli("check-config", "bad.toml").returncode == 78
     assert cli("check-config", "nowhere.toml").returncode == 78
     assert cli("check-config", "good.toml", "--config", "good.toml").returncode == 2
