@@ -63,3 +63,23 @@ def limit_malloc_arenas(count: int) -> None:
 def own_rss_bytes() -> int:
     """Resident memory of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def children(pid: int, proc: Path = Path("/proc")) -> tuple[tuple[int, int], ...]:
+    """Processes that `pid` has started and that are there now: pid and resident memory, the oldest first.
+
+    Reads every process of the machine: a few milliseconds.
+    """
+    found = []
+    for entry in proc.iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            # The command's name may hold spaces and brackets; the last bracket ends it.
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[1]) == pid:
+                pages = int((entry / "statm").read_text().split()[1])
+                found.append((int(fields[19]), int(entry.name), pages * os.sysconf("SC_PAGE_SIZE")))
+        except OSError:  # it has just ended
+            continue
+    return tuple((child, rss_bytes) for _, child, rss_bytes in sorted(found))

@@ -16,7 +16,7 @@ from edged.serve.answers import Answers
 from edged.serve.routing import Routing
 from edged.settings import Settings
 from edged.store.store import Store
-from edged.system.workers import Workers
+from edged.system.workers import Worker, Workers
 
 
 class Readings:
@@ -101,8 +101,15 @@ class Readings:
                     rss_bytes=worker.rss_bytes,
                     busy=worker.busy,
                     restarts=max(0, worker.state.epoch - 1),
+                    ranks=self._ranks(worker),
                 )
                 for worker in self._workers.all()
             ),
             daemon_rss_bytes=machine.own_rss_bytes(),
         )
+
+    def _ranks(self, worker: Worker) -> tuple[tuple[int, int], ...]:
+        """Of the trainer, if its plan has several processes; they are not looked for otherwise."""
+        if worker.pid is None or worker.role.role != "train" or len(self._placing.training.devices) < 2:
+            return ()
+        return machine.children(worker.pid)

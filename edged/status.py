@@ -36,12 +36,15 @@ SHOWN_METRICS = (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerView:
+    """A worker's process. ranks: pid and resident memory of the others that share its work."""
+
     name: str
     pid: int | None
     state: str
     rss_bytes: int
     busy: str
     restarts: int
+    ranks: tuple[tuple[int, int], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,9 +146,15 @@ def status(parts: Parts) -> dict[str, Any]:
         "energy": {"source": "unavailable"},
         "store": {"episodes": parts.episodes, "feedback": parts.feedback, "ratings": parts.ratings},
         "placement": parts.placement,
-        "workers": [dataclasses.asdict(worker) for worker in parts.workers],
+        "workers": [worker_object(worker) for worker in parts.workers],
         "daemon": {"rss_bytes": parts.daemon_rss_bytes},
     }
+
+
+def worker_object(worker: WorkerView) -> dict[str, Any]:
+    """A worker and the processes that share its work."""
+    ranks = [{"pid": pid, "rss_bytes": rss_bytes} for pid, rss_bytes in worker.ranks]
+    return {**dataclasses.asdict(worker), "ranks": ranks}
 
 
 def reference_object(version: int, anchor: Anchor | None) -> dict[str, Any]:
@@ -307,6 +316,8 @@ class _Families:
             ready.add_metric([worker.name], float(worker.state == "ready"))
             if worker.pid is not None:
                 rss.add_metric([worker.name], worker.rss_bytes)
+            for rank, (_, rss_bytes) in enumerate(worker.ranks, start=1):
+                rss.add_metric([f"{worker.name}/{rank}"], rss_bytes)
         yield rss
         yield ready
 

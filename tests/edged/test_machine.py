@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 from typing import Literal
 
@@ -53,6 +54,19 @@ def test_bfloat16_is_used_where_the_hardware_multiplies_it_fast(
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(flags + "\n")
     assert machine.train_dtype(configured, device, cpuinfo) == dtype
+
+
+def test_the_children_of_a_process_are_found_with_their_memory_the_oldest_first() -> None:
+    started = [subprocess.Popen(["/bin/sleep", "60"]) for _ in range(2)]
+    try:
+        found = dict(machine.children(os.getpid()))
+        assert [pid for pid in found if pid in {one.pid for one in started}] == [one.pid for one in started]
+        assert all(found[one.pid] > 0 for one in started)
+        assert machine.children(started[0].pid) == ()
+    finally:
+        for one in started:
+            one.kill()
+            one.wait()
 
 
 def test_the_resident_memory_of_this_process_is_more_than_a_megabyte() -> None:

@@ -194,6 +194,13 @@ def test_every_counter_of_serving_has_its_sentence() -> None:
     assert set(re.findall(r'"(\w+_total)": self', source)) == set(status.COUNTER_HELP)
 
 
+def test_the_processes_that_share_the_trainers_work_are_shown() -> None:
+    trainer = WorkerView(name="train", pid=8, state="ready", rss_bytes=9, busy="", restarts=0, ranks=((11, 600),))
+    seen = parts(workers=(trainer,))
+    assert status.status(seen)["workers"][0]["ranks"] == [{"pid": 11, "rss_bytes": 600}]
+    assert samples(seen)["edged_process_rss_bytes", (("process", "train/1"),)] == 600.0
+
+
 def test_a_figure_that_is_unknown_is_left_out_of_a_scrape() -> None:
     found = samples(parts(latest=None))
     assert ("edged_process_rss_bytes", (("process", "serve"),)) in found

@@ -84,6 +84,12 @@ def test_every_reason_that_something_waits_or_is_left_out_is_shown() -> None:
     assert "measured: mean 0.00123" in show.status_text({"learner": {"calibration": measured}})
 
 
+def test_the_processes_that_share_a_workers_work_are_shown_below_it() -> None:
+    ranks = [{"pid": 11, "rss_bytes": 600_000_000}]
+    text = show.status_text({"workers": [{"name": "train", "pid": 8, "state": "ready", "ranks": ranks}]})
+    assert [line.split("  ")[-1].strip() for line in text.splitlines()[-2:]] == ["ready, pid 8", "pid 11, 600 MB"]
+
+
 def test_a_version_is_shown_with_its_metrics_and_a_diff_with_the_largest_module_first() -> None:
     text = version_text({"version": 2, "created_at": 1_700_000_000.0, "folder": None, "metrics": {"kl/live": 0.12345}})
     assert "0.1235" in text or "0.1234" in text
