@@ -145,7 +145,7 @@ def _is_declaration(node: ast.AST) -> bool:
     return isinstance(node, ast.ClassDef) and not any(isinstance(part, _FUNCTIONS) for part in node.body)
 
 
-def _undocumented(tree: ast.Module) -> list[str]:
+def undocumented(tree: ast.Module) -> list[str]:
     """Public functions and classes at the top of a module that have no docstring."""
     return [
         node.name
@@ -159,7 +159,7 @@ def _undocumented(tree: ast.Module) -> list[str]:
 
 @pytest.mark.parametrize("path", SOURCES, ids=ids(SOURCES))
 def test_every_public_name_is_documented(path):
-    assert _undocumented(ast.parse(path.read_text())) == []
+    assert undocumented(ast.parse(path.read_text())) == []
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=ids(SOURCES))

@@ -15,9 +15,11 @@ from pydantic import ValidationError
 from edged import config
 from edged.addresses import UNIX_PATH_MAX_BYTES
 from edged.config import ConfigError, Settings, TcpListen, UnixListen
+from engine.protocol import OBJECTIVES
 
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "edged.toml"
 SECTIONS = "model, lora, serve, learn, reward, practice, gate, placement, api, store, log"
+NAMES = ", ".join(OBJECTIVES)
 DOTTED_KEYS = [f"{section}.{key}" for section, key, _ in config.all_keys()]
 
 
@@ -332,11 +334,11 @@ def test_random_text_is_settings_or_a_config_error(tmp_path_factory: pytest.Temp
 @pytest.mark.parametrize(
     ("objectives", "expected"),
     [
-        ("{ pp = 1.0 }", "objectives out of ppo, reinforce_pp, grpo, rloo, kto, dpo, sft, not 'pp'"),
+        ("{ pp = 1.0 }", f"objectives out of {NAMES}, not 'pp'"),
         ("{ ppo = 0 }", "a weight above 0 and up to 1000 for ppo"),
         ("{ dpo = true }", "a weight above 0 and up to 1000 for dpo"),
-        ("{}", "a table of name = weight with one or more of ppo, reinforce_pp, grpo, rloo, kto, dpo, sft"),
-        ('"ppo"', "a table of name = weight with one or more of ppo, reinforce_pp, grpo, rloo, kto, dpo, sft"),
+        ("{}", f"a table of name = weight with one or more of {NAMES}"),
+        ('"ppo"', f"a table of name = weight with one or more of {NAMES}"),
     ],
 )
 def test_objectives_are_known_names_with_positive_weights(objectives: str, expected: str, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from adapters.peft import WEIGHTS_FILE
 from engine.models import load_folder
-from engine.protocol import OUT_FOLDER, AdapterRef, PreferredPair, RatedEpisode, TrainJob
+from engine.protocol import OBJECTIVES, OUT_FOLDER, AdapterRef, PreferredPair, RatedEpisode, TrainJob
 from engine.score.fitted import pooled_features
 from engine.train.job import run_job
 from engine.train.scorer import Scorer
@@ -52,7 +52,7 @@ JOBS: dict[str, dict[str, Any]] = {
     },
     "every other objective": {
         "ppo": SHORT,
-        "objectives": {"reinforce_pp": 1.0, "grpo": 1.0, "rloo": 1.0, "kto": 1.0, "dpo": 1.0, "sft": 1.0},
+        "objectives": {name: 1.0 for name in OBJECTIVES if name != "ppo"},
     },
 }
 

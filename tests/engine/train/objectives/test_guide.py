@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import re
 import sys
@@ -18,6 +19,7 @@ from engine.train.scorer import Scorer
 from tests.engine.train.conftest import MakeEpisodes
 from tests.engine.train.objectives.answers import answer, losses, settings_job
 from tests.engine.train.tiny import BASE, BASE_SHA256, PPO, make_job, silent, write_job
+from tests.test_structure import undocumented
 
 GUIDE = Path(__file__).parents[4] / "docs" / "objectives.md"
 
@@ -37,6 +39,17 @@ def ipo(monkeypatch: pytest.MonkeyPatch) -> Objective:
 def test_the_example_is_about_thirty_lines() -> None:
     module_text = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)[0]
     assert len([line for line in module_text.splitlines() if line.strip()]) <= 30
+
+
+def test_the_example_is_documented_as_every_module_must_be() -> None:
+    tree = ast.parse(re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)[0])
+    assert ast.get_docstring(tree)
+    assert undocumented(tree) == []
+
+
+def test_every_objective_has_its_row_in_the_table() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|", GUIDE.read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted(OBJECTIVES)
 
 
 def test_its_loss_is_that_of_the_paper(ipo: Objective) -> None:

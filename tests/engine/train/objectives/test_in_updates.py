@@ -87,9 +87,10 @@ def test_all_objectives_together_replay_to_the_same_bytes(
     scorer: Scorer, sample_episodes: MakeEpisodes, tmp_path: Path
 ) -> None:
     job = job_of("all", sample_episodes(12))
+    with_something_to_learn = {name for name, feed in OBJECTIVES.items() if feed != "thumbs"}  # all have a sampler
     for number in ("1", "2"):
         result = run(tmp_path / number, job, scorer)
-        assert {figure.partition("/")[0] for figure in result.metrics} >= set(OBJECTIVES) - {"kto"}
+        assert {figure.partition("/")[0] for figure in result.metrics} >= with_something_to_learn
     assert hash_tree(tmp_path / "1" / "out" / "adapter") == hash_tree(tmp_path / "2" / "out" / "adapter")
 
 
