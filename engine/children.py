@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -49,7 +49,10 @@ class ChildLost(Exception):
 class Child:
     """One worker process of `role`. A context manager: it ends with the block."""
 
-    def __init__(self, role: str, *, hang_timeout_s: float = HANG_TIMEOUT_S) -> None:
+    def __init__(
+        self, role: str, environment: Mapping[str, str] | None = None, *, hang_timeout_s: float = HANG_TIMEOUT_S
+    ) -> None:
+        """Start it. environment: what it sees beside what this process does."""
         self.role = role
         self._hang_timeout_s = hang_timeout_s
         self._folder = tempfile.TemporaryDirectory(prefix="edged-child-")
@@ -58,16 +61,18 @@ class Child:
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         self._socket.bind(endpoint)
-        environment = os.environ | {
+        whole = {
+            **os.environ,
+            **(environment or {}),
             ENV_ENDPOINT: endpoint,
             ENV_NAME: role,
             ENV_EPOCH: str(EPOCH),
             ENV_DAEMON_PID: str(os.getpid()),
             "HF_HUB_OFFLINE": "1",
         }
-        environment.setdefault(ENV_LOG_LEVEL, "warning")
+        whole.setdefault(ENV_LOG_LEVEL, "warning")
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "engine.worker", role], env=environment, stdin=subprocess.DEVNULL
+            [sys.executable, "-P", "-m", "engine.worker", role], env=whole, stdin=subprocess.DEVNULL
         )
 
     def __enter__(self) -> Self:

@@ -1,29 +1,13 @@
-"""Reinforcement learning in a few lines: a `Flow` says what takes part, a `Trainer` runs it over prompts.
-
-    flow = Flow(model="model.gguf", folder="run", reward=lambda answers: [-len(a.text.split()) / 40 for a in answers])
-    with Trainer(flow) as trainer:
-        for round_ in trainer.run(prompts, rounds=8):
-            print(round_.version, round_.metrics["reward/mean"])
-        print(trainer.ask("Why is the sky blue?").text)
-
-A round samples answers to the prompts, has them judged, trains the adapter on them and serves the better one. It is
-done by the daemon's own workers, through the same protocol: a serve worker samples and says token ids and
-log-probabilities, a train worker runs a job folder. So what holds for an update of the daemon holds here: the folder of
-a job is all there is to it, and the adapters in `folder` are PEFT folders that the daemon can import.
-
-What the daemon adds is not here: no gate looks at an adapter before it is served, nobody's requests are answered, and
-nothing is started again. A flow on a folder with adapters goes on from the newest.
-"""
+"""The rounds of a flow: two workers as children of this process, asked in turn to answer, to learn and to serve."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Self
+from typing import Self
 
 import msgpack
 
@@ -33,9 +17,19 @@ from adapters.manifest import file_sha256
 from adapters.peft import WEIGHTS_FILE
 from adapters.store import folder_name, list_versions, publish_folder
 from engine.children import Child
+from engine.flow.roles import (
+    check_there,
+    default_lora,
+    is_cpu,
+    placed,
+    server_environment,
+    torch_device,
+    train_plan,
+)
+from engine.flow.terms import ADAPTERS, Answer, Flow, FlowError, Prompt, Round
+from engine.flow.verdicts import Verdicts, verdicts
 from engine.protocol import (
     JOB_FILE,
-    OBJECTIVES,
     OUT_FOLDER,
     AdapterRef,
     Begun,
@@ -43,16 +37,12 @@ from engine.protocol import (
     ChoiceDone,
     EpisodeTokens,
     Generate,
-    LoraSettings,
-    PpoSettings,
-    PreferenceSettings,
     RatedEpisode,
     RequestDone,
     RequestFailed,
     Route,
     Routed,
     RouteFailed,
-    Sampling,
     Stage,
     Staged,
     StageFailed,
@@ -65,116 +55,35 @@ from engine.protocol import (
     to_map,
 )
 
-Role = Literal["serve", "actor", "critic", "reference"]
-Prompt = str | Sequence[ChatMessage]
-
-ONE_DEVICE: Mapping[Role, str] = {"serve": "cpu", "actor": "cpu", "critic": "cpu", "reference": "cpu"}
-ACTOR = LoraSettings(rank=8, alpha=16.0, layers=10)
-SAMPLING = Sampling(temperature=0.7, max_tokens=64)
 CONTEXT_TOKENS = 8192
 PROMPT_SHOWN_CHARS = 60
 SLOTS = 16
-
-
-class FlowError(Exception):
-    """Raised when a worker refuses what it is asked, with the reason that it gives."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """A sampled answer as a reward function sees it, with the tokens that it is trained on."""
-
-    messages: tuple[ChatMessage, ...]
-    text: str
-    finish_reason: str
-    episode: EpisodeTokens
-
-    @property
-    def version(self) -> int:
-        """Of the adapter that gave it; 0 is the base."""
-        return self.episode.adapter.version
-
-
-Reward = Callable[[Sequence[Answer]], Sequence[float | None]]
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
-    """What one round did. rewards: None where the reward function had no opinion. metrics and seconds are the
-    update's; skipped: reason -> answers that could not be trained on."""
-
-    version: int
-    answers: tuple[Answer, ...]
-    rewards: tuple[float | None, ...]
-    metrics: Mapping[str, float]
-    seconds: Mapping[str, float]
-    skipped: Mapping[str, int]
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Flow:
-    """What takes part in learning.
-
-    Attributes:
-        model: a .gguf file, served as it is and trained on dequantised.
-        folder: of the run; holds `adapters/`, `checkpoints/`, `jobs/` and `cache/`.
-        reward: judges a batch of answers, each with a number in [-1, 1] or None.
-        objectives: name -> weight, of `engine.protocol.OBJECTIVES` that feed on rated answers.
-        actor: the adapter's size. critic: as PpoSettings says.
-        ppo, preference: hyper-parameters. reference: the version that the KL penalty pulls towards.
-        sampling: of the answers.
-        devices: by role, as torch names them. Actor, critic and reference share one process.
-        threads: of each worker. dtype: of the base in the trainer; bfloat16 where the processor has it.
-    """
-
-    model: str | Path
-    folder: str | Path
-    reward: Reward
-    objectives: Mapping[str, float] = dataclasses.field(default_factory=lambda: {"ppo": 1.0})
-    actor: LoraSettings = ACTOR
-    ppo: PpoSettings = dataclasses.field(default_factory=PpoSettings)
-    preference: PreferenceSettings = dataclasses.field(default_factory=PreferenceSettings)
-    reference: int = 0
-    sampling: Sampling = SAMPLING
-    devices: Mapping[Role, str] = dataclasses.field(default_factory=lambda: dict(ONE_DEVICE))
-    threads: int = dataclasses.field(default_factory=lambda: os.cpu_count() or 1)
-    dtype: Literal["bfloat16", "float32"] = "float32"
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in self.objectives:
-            if OBJECTIVES.get(name) not in ("rated", "groups", "thumbs"):
-                raise ValueError(f"objective {name!r}: a flow has rated answers only; use one of {_rated_objectives()}")
-        apart = {role: device for role, device in self.devices.items() if device != self.devices["actor"]}
-        apart.pop("serve", None)
-        if apart:
-            raise ValueError(
-                f"devices: actor, critic and reference run in one process on one device, {self.devices['actor']!r}; "
-                f"give {', '.join(sorted(apart))} the same"
-            )
-
-
-def _rated_objectives() -> str:
-    return ", ".join(name for name, feed in OBJECTIVES.items() if feed in ("rated", "groups", "thumbs"))
 
 
 class Trainer:
     """Runs a flow. A context manager: its workers end with the block."""
 
     def __init__(self, flow: Flow) -> None:
-        """Start the workers. Raises engine.children.ChildLost, adapters.errors.AdapterError."""
+        """Start the workers.
+
+        Raises:
+            ValueError: a card is out of reach. engine.children.ChildLost, adapters.errors.AdapterError.
+        """
         self.flow = flow
+        self._on = placed(flow.devices)
+        check_there(self._on)
         self._folder = Path(flow.folder).absolute()
-        self._adapters = self._folder / "adapters"
+        self._adapters = self._folder / ADAPTERS
         self._cache = self._folder / "cache"
         for folder in (self._adapters, self._folder / "checkpoints", self._folder / "jobs", self._cache):
             folder.mkdir(parents=True, exist_ok=True)
         self._model = Path(flow.model).absolute()
-        read_base_shape(self._model)
+        shape = read_base_shape(self._model)
+        self._lora = flow.actor or default_lora(shape.n_layers, self._on["actor"])
         self._base_sha256 = base_sha256(self._model, self._cache / "base-hashes.json")
         self._numbers = itertools.count(1)
         self._live = self._newest()
-        self._serve = Child("serve")
+        self._serve = Child("serve", server_environment(self._on["serve"]))
         self._train = Child("train")
         try:
             self._start_workers()
@@ -205,15 +114,20 @@ class Trainer:
     def run(self, prompts: Sequence[Prompt], rounds: int, *, answers: int = 1) -> Iterator[Round]:
         """`rounds` rounds over all `prompts`, with `answers` to each (GRPO and RLOO compare them).
 
+        A round that no objective can learn from says why in `no_update`, and the next one follows.
+
         Raises:
+            ValueError: no prompts, or `answers` below 1.
             FlowError: an update failed, or its adapter cannot be served; the one before is live.
         """
+        if not prompts or answers < 1:
+            raise ValueError(f"got {len(prompts)} prompts and {answers} answers to each, expected at least one of each")
+        return self._rounds(tuple(prompts), rounds, answers)
+
+    def _rounds(self, prompts: Sequence[Prompt], rounds: int, answers: int) -> Iterator[Round]:
         for _ in range(rounds):
             sampled = self.sample(prompts, answers)
-            rewards = tuple(self.flow.reward(sampled))
-            if len(rewards) != len(sampled):
-                raise ValueError(f"the reward function gave {len(rewards)} rewards for {len(sampled)} answers")
-            yield self._learn(sampled, rewards, answers)
+            yield self._learn(sampled, verdicts(self.flow.reward(sampled), len(sampled)), answers)
 
     def sample(self, prompts: Sequence[Prompt], answers: int = 1) -> list[Answer]:
         """`answers` to each prompt, in the order of the prompts. Raises FlowError."""
@@ -262,31 +176,46 @@ class Trainer:
         )
         return Answer(messages=messages, text=done.text, finish_reason=done.finish_reason, episode=episode)
 
-    def _learn(self, sampled: Sequence[Answer], rewards: tuple[float | None, ...], per_prompt: int) -> Round:
+    def _learn(self, sampled: Sequence[Answer], judged: Verdicts, per_prompt: int) -> Round:
         version = self._live.version + 1
-        job = self._job(version, sampled, rewards, per_prompt)
+        job = self._job(version, sampled, judged.rewards, per_prompt)
         folder = self._folder / "jobs" / f"v{version}"
-        shutil.rmtree(folder, ignore_errors=True)  # of a run that was cut off
+        shutil.rmtree(folder, ignore_errors=True)  # of a run that was cut off, or a round without an update
         folder.mkdir()
         (folder / JOB_FILE).write_bytes(msgpack.packb(to_map(job)))
         self._train.send(Train(job_id=job.job_id, folder=str(folder)))
-        for message in self._train.messages():
-            if isinstance(message, TrainFailed):
-                raise FlowError(f"version {version}: {message.code}: {message.message}")
-            if isinstance(message, Trained):
-                break
-        assert isinstance(message, Trained)
-        self._publish(version, folder / OUT_FOLDER)
+        metrics: Mapping[str, float] = {}
+        seconds: Mapping[str, float] = {}
+        no_update = ""
+        match self._outcome():
+            case TrainFailed(code="batch_empty") as failed:
+                dropped, no_update = dict(failed.details), failed.message
+            case TrainFailed() as failed:
+                raise FlowError(f"version {version}: {failed.code}: {failed.message}")
+            case Trained(result=result):
+                self._publish(version, folder / OUT_FOLDER)
+                metrics, seconds, dropped = result.metrics, result.seconds, result.dropped
         shutil.rmtree(folder)
-        result = message.result
+        n_silent = judged.rewards.count(None)
+        learned = {name.partition("/")[0] for name in metrics}  # figures are named <objective>/<figure>
         return Round(
-            version=version,
+            version=self.version,
             answers=tuple(sampled),
-            rewards=rewards,
-            metrics=result.metrics,
-            seconds=result.seconds,
-            skipped=result.dropped | {"no_opinion": rewards.count(None)},
+            rewards=judged.rewards,
+            mean_reward=judged.mean,
+            clipped=judged.clipped,
+            metrics=metrics,
+            seconds=seconds,
+            skipped=dropped | ({"no_opinion": n_silent} if n_silent else {}),
+            idle=tuple(name for name in self.flow.objectives if name not in learned),
+            no_update=no_update,
         )
+
+    def _outcome(self) -> Trained | TrainFailed:
+        for message in self._train.messages():
+            if isinstance(message, Trained | TrainFailed):
+                return message
+        raise AssertionError("messages() never ends")
 
     def _job(
         self, version: int, sampled: Sequence[Answer], rewards: tuple[float | None, ...], per_prompt: int
@@ -313,10 +242,11 @@ class Trainer:
             objectives=dict(flow.objectives),
             ppo=flow.ppo,
             preference=flow.preference,
-            lora=flow.actor,
+            lora=self._lora,
             seed=flow.seed + version,
             threads=flow.threads,
             base_sha256=self._base_sha256,
+            plan=train_plan(self._on, flow.threads),
         )
 
     def _publish(self, version: int, out: Path) -> None:
@@ -366,7 +296,7 @@ class Trainer:
                 context_tokens=CONTEXT_TOKENS,
                 threads=flow.threads,
                 probes=(),
-                gpu_layers=0 if flow.devices["serve"] == "cpu" else -1,
+                gpu_layers=0 if is_cpu(self._on["serve"]) else -1,
             )
         )
         self._train.start(
@@ -374,10 +304,10 @@ class Trainer:
                 model_path=str(self._model),
                 base_sha256=self._base_sha256,
                 cache_folder=str(self._cache),
-                lora=flow.actor,
+                lora=self._lora,
                 threads=flow.threads,
                 dtype=flow.dtype,
-                device=flow.devices["actor"],
+                device=torch_device(self._on["actor"]),
                 idle_class=False,
             )
         )
