@@ -11,26 +11,27 @@ import apsw
 from edged.records import Caller, Episode, EpisodeOrigin, EpisodeScore, Feedback
 from edged.store import audit, blobs, feedback, superseding
 from edged.store.database import Database
-from edged.store.rows import Row, all_rows
+from edged.store.rows import SHAPED_BY, Row, all_rows
 from edged.store.tally import Tally
 
 _COLUMNS = (
     "id, completion_id, choice, created_at, kind, model, base_sha256, version, messages, prompt, prompt_ids,"
     " completion_ids, logprobs, raw_logprobs, text, finish_reason, temperature, top_p, top_k, seed, max_tokens, user,"
-    " metadata, caller, shaped_by"
+    " metadata, caller"
 )
 # Who asked is told by the table of practice alone.
 COLUMNS = (
     ", ".join(f"e.{column.strip()}" for column in _COLUMNS.split(","))
+    + f", {SHAPED_BY}"
     + ", EXISTS (SELECT 1 FROM practice AS asked WHERE asked.episode_id = e.id)"
 )
-_N_EPISODE = len(_COLUMNS.split(",")) + 1
+_N_EPISODE = len(_COLUMNS.split(",")) + 2
 
 _INSERT = (
     "INSERT INTO episodes (completion_id, choice, created_at, kind, model, base_sha256, version, messages, prompt,"
     " prompt_ids, completion_ids, logprobs, raw_logprobs, n_tokens, logprobs_complete, text, finish_reason,"
-    " temperature, top_p, top_k, seed, max_tokens, user, metadata, caller, shaped_by)"
-    f" VALUES ({', '.join('?' * 26)})"
+    " temperature, top_p, top_k, seed, max_tokens, user, metadata, caller)"
+    f" VALUES ({', '.join('?' * 25)})"
 )
 
 
@@ -164,8 +165,11 @@ class Episodes:
 
 def insert(connection: apsw.Connection, values: Row) -> int:
     """Write an episode, as `to_row` gives it; its id. One with tokens waits to be scored."""
-    connection.execute(_INSERT, values)
+    *columns, shaped_by = values
+    connection.execute(_INSERT, columns)
     episode_id = connection.last_insert_rowid()
+    if shaped_by:
+        connection.execute("INSERT INTO shaped (episode_id, by) VALUES (?, ?)", (episode_id, shaped_by))
     connection.execute(
         "INSERT INTO unscored SELECT id, version FROM episodes WHERE id = ? AND n_tokens > 0", (episode_id,)
     )
@@ -173,7 +177,7 @@ def insert(connection: apsw.Connection, values: Row) -> int:
 
 
 def to_row(episode: Episode) -> Row:
-    """The columns of an episode that is new."""
+    """The columns of an episode that is new, and what shaped it."""
     n_tokens = len(episode.completion_ids)
     logprobs_complete = len(episode.logprobs) == n_tokens and all(
         value is not None and value == value for value in episode.logprobs

@@ -17,7 +17,7 @@ from edged.records import Feedback, NewFeedback, Preference, RatedChoice
 from edged.refusal import Refused
 from edged.store import blobs, superseding, written
 from edged.store.database import Database
-from edged.store.rows import Row, all_rows, first_row, single_row
+from edged.store.rows import SHAPED_BY, Row, all_rows, first_row, single_row
 from edged.store.tally import Tally
 
 COLUMNS = (
@@ -36,7 +36,7 @@ _FEEDBACK = f"SELECT {COLUMNS} FROM feedback AS f JOIN episodes AS e ON e.id = f
 
 _RATED_CHOICE = (
     "SELECT e.id, f.id, f.rating, f.created_at, e.version, e.base_sha256, e.temperature, e.top_p, e.top_k, e.n_tokens,"
-    " e.logprobs_complete, r.used_by, e.shaped_by, e.completion_id"
+    f" e.logprobs_complete, r.used_by, {SHAPED_BY}, e.completion_id"
     " FROM ratings AS r JOIN feedback AS f ON f.seq = r.feedback_seq JOIN episodes AS e ON e.id = r.episode_id"
 )
 

@@ -9,6 +9,9 @@ import apsw
 
 Row = tuple[Any, ...]
 
+# What shaped the distribution of the episode `e`, in SQL; '' for a plain sample.
+SHAPED_BY = "ifnull((SELECT shaped.by FROM shaped WHERE shaped.episode_id = e.id), '')"
+
 
 def all_rows(connection: apsw.Connection, query: str, values: Sequence[Any] = ()) -> list[Row]:
     """Every row of a query."""

@@ -247,7 +247,10 @@ _STEPS = (
     CREATE INDEX ratings_by_version ON ratings (version);
     """,
     """
-    ALTER TABLE episodes ADD COLUMN shaped_by TEXT NOT NULL DEFAULT ''; -- what else changed the distribution
+    CREATE TABLE shaped ( -- apart from `episodes`, whose last columns planning must not read
+        episode_id INTEGER PRIMARY KEY REFERENCES episodes (id) ON DELETE CASCADE,
+        by TEXT NOT NULL -- what else changed the distribution
+    ) STRICT;
     """,
     # A correction used to take the place of the rating before it.
     """
