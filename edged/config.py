@@ -52,6 +52,8 @@ class ConfigError(Exception):
 
 _SECTIONS: dict[str, type[Section]] = {name: type(section) for name, section in Settings()}
 
+KTO_RATIO_MAX = 4.0 / 3.0  # as the trainer has it (`engine.train.objectives.kto`), which this process does not import
+
 
 def load(path: Path | None, overrides: Mapping[str, Any] | None = None) -> Settings:
     """The settings of the file at `path` (None: the defaults), with `overrides` (dotted key -> value) laid over them.
@@ -69,14 +71,21 @@ def load(path: Path | None, overrides: Mapping[str, Any] | None = None) -> Setti
 
 def notes(settings: Settings) -> list[str]:
     """What works, but hardly as it was meant: lines for people."""
-    feeds = {OBJECTIVES[name] for name in settings.learn.objectives}
+    learn, found = settings.learn, []
+    feeds = {OBJECTIVES[name] for name in learn.objectives}
     if "groups" in feeds and not feeds & {"rated", "thumbs"}:
-        names = " and ".join(name for name in settings.learn.objectives if OBJECTIVES[name] == "groups")
-        return [
+        names = " and ".join(name for name in learn.objectives if OBJECTIVES[name] == "groups")
+        found.append(
             f"learn.objectives: {names} learns from a rating only beside a different one of the same completion"
             " (n above 1); other ratings wait. Add ppo or kto to learn from them too"
-        ]
-    return []
+        )
+    ratio = learn.liked_weight / learn.disliked_weight
+    if not 1.0 <= ratio <= KTO_RATIO_MAX:
+        found.append(
+            f"learn.liked_weight and disliked_weight: {ratio:.3g} to 1 has the effect of "
+            f"{1.0 if ratio < 1.0 else KTO_RATIO_MAX:.3g} to 1, because KTO holds it within 1 and 4/3"
+        )
+    return found
 
 
 def live_changes(old: Settings, new: Settings) -> tuple[list[str], list[str]]:

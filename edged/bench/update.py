@@ -1,19 +1,20 @@
 """Where an update's time goes, from the last of 16 ratings to the live adapter, as the daemon itself reports it.
 
 Once with a trainer that has to be started for it; then ratings in one burst, and a second apart, when the trainer can
-score ahead between them. The stages are disjoint and add up to the time from rating to live; only published updates
-count, for the others stop half way.
+score ahead between them. The stages are those of the update's record (`edged.learn.laps`), which add up to the time
+from rating to live; only published updates count, for the others stop half way.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from edged.bench.figures import Figure
 from edged.bench.processes import cpu_s, family, peak_rss_bytes
 from edged.bench.session import BURST, Burst, Session, at_rest, burst, rate_burst, require_adapter, sample_burst, status
+from edged.learn.laps import parts_of
 
 BURST_TARGET_S = 6.0
 SPACED_TARGET_S = 3.0
@@ -21,8 +22,6 @@ SPACING_S = 1.0
 TRAINER_TARGET_MB = 1600.0
 TRAINER = "train"
 COLD_SEED = 100
-# What the daemon reports beside its stages: sums of them.
-SUMS = ("train", "total", "rating_to_live")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +72,9 @@ def figures_of(at_once: Sequence[Observed], spaced: Sequence[Observed], n_cores:
     """The table: rating to live both ways, each stage, and what the update was worth."""
     published = [one for one in at_once if one.burst.verdict == "published"]
     spaced_published = [one for one in spaced if one.burst.verdict == "published"]
-    stages = [shares(one.burst.stages) for one in published]
+    stages = [parts_of(one.burst.stages) for one in published]
     names = sorted({name for one in stages for name in one})
-    tokens = [_tokens(one.burst.metrics) for one in published]
+    tokens = [one.burst.metrics["tokens/all"] for one in published]
     trained_s = [one.burst.stages["train"] for one in published]
     return [
         _figure(
@@ -98,7 +97,15 @@ def figures_of(at_once: Sequence[Observed], spaced: Sequence[Observed], n_cores:
         _figure(
             "batch tokens a second of training", "tokens/s", [n / s for n, s in zip(tokens, trained_s, strict=True)]
         ),
-        _figure("cores busy meanwhile", "%", [100 * one.cpu_s / one.burst.seconds / n_cores for one in published]),
+        _figure("cores that the trainer kept busy", "%", [100 * one.burst.metrics["busy/cores"] for one in published]),
+        _figure("lanes at work in it", "%", [100 * one.burst.metrics["busy/lanes"] for one in published]),
+        _figure(
+            "moved between its processes", "MB", [one.burst.metrics["bytes/between_ranks"] / 1e6 for one in published]
+        ),
+        _figure("scoring its answers ahead took", "s", [one.burst.metrics["ahead/score_s"] for one in published]),
+        _figure(
+            "cores busy from rating to live", "%", [100 * one.cpu_s / one.burst.seconds / n_cores for one in published]
+        ),
         _figure(
             "trainer, peak resident",
             "MB",
@@ -112,24 +119,6 @@ def figures_of(at_once: Sequence[Observed], spaced: Sequence[Observed], n_cores:
         ),
         _figure("written to disk", "MB", [one.burst.metrics["bytes/written"] / 1e6 for one in published]),
     ]
-
-
-def shares(stages: Mapping[str, float]) -> dict[str, float]:
-    """The seconds of a published update cut into disjoint parts that add up to `rating_to_live`.
-
-    "waiting" is what passed before the update was begun; "train/other" what the trainer did beside its named stages,
-    which is reading the job and writing the result; "other" what the daemon did in between.
-    """
-    parts = {name: seconds for name, seconds in stages.items() if name not in SUMS}
-    named = sum(seconds for name, seconds in parts.items() if name.startswith("train/"))
-    parts["train/other"] = stages["train"] - named
-    parts["waiting"] = stages["rating_to_live"] - stages["total"]
-    parts["other"] = stages["rating_to_live"] - sum(parts.values())
-    return parts
-
-
-def _tokens(metrics: Mapping[str, float]) -> float:
-    return metrics["tokens"] + metrics["tokens/prompt"]
 
 
 def _refused(observed: Sequence[Observed]) -> str:

@@ -26,6 +26,7 @@ from typing import Literal
 from edged.failure import JobRefused, WorkerBusy, WorkerDown, WorkerLost
 from edged.learn import gate
 from edged.learn.folders import Folders, bytes_under
+from edged.learn.laps import Laps
 from edged.learn.ports import Router, UpdateBook
 from edged.learn.proving import Prover
 from edged.learn.trainer import Trainer
@@ -52,14 +53,11 @@ class PutOff(RuntimeError):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Run:
-    """An update on its way to a verdict. rated_at: Unix seconds of the last of its new ratings; began: monotonic.
-    seconds, metrics: what is known so far."""
+    """An update on its way to a verdict. metrics: what is known so far."""
 
     update: Update
     job: protocol.TrainJob
-    rated_at: float | None
-    began: float
-    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    laps: Laps
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
@@ -93,7 +91,8 @@ class Updater:
         Raises WorkerFault if the trainer cannot start at all, and PutOff if the machine lacks what the update needs;
         the update is then unfinished, as before.
         """
-        run = _Run(update=update, job=job, rated_at=rated_at, began=time.monotonic())
+        queue_s = None if rated_at is None else max(0.0, time.time() - rated_at)
+        run = _Run(update=update, job=job, laps=Laps(queue_s))
         try:
             result = await self._train(run)
         except JobRefused as refused:
@@ -113,22 +112,23 @@ class Updater:
 
         Raises JobRefused for what is wrong with the batch; PutOff, WorkerLost, WorkerFault.
         """
-        update, seconds = run.update, run.seconds
+        update, laps = run.update, run.laps
         attempts, shortages = update.attempts, 0
         while True:
             result = await self._result(update)
             if result is not None:
+                laps.trained_before(result.seconds)
                 return result
             if attempts >= self._max_attempts():
                 raise WorkerLost(f"{attempts} attempts")
             await self._updates.set_state(update.id, "training")
             self._on_stage(update, "training")
-            began = time.monotonic()
             try:
                 await self._trainer.start()
-                seconds["start"] = seconds.get("start", 0.0) + time.monotonic() - began
-                began = time.monotonic()
-                return await self._trainer.train(run.job.job_id, self._folders.job(update.id))
+                laps.lap("start")
+                result = await self._trainer.train(run.job.job_id, self._folders.job(update.id))
+                laps.trained(result.seconds)
+                return result
             except WorkerLost as lost:
                 # Counted when it is seen, so that stopping or killing the daemon costs the update nothing.
                 attempts += 1
@@ -136,14 +136,14 @@ class Updater:
                 log.warning("update %d, attempt %d of %d: %s", update.id, attempts, self._max_attempts(), lost)
             except JobRefused as refused:
                 if refused.code not in TRAINING_SHORT:
+                    laps.lap("lost")
                     raise
                 shortages += 1
                 log.warning("update %d, attempt %d of %d: %s", update.id, shortages, self._max_attempts(), refused)
                 if shortages >= self._max_attempts():
                     raise PutOff(f"{refused.code}: {refused}") from refused
                 await asyncio.sleep(TRAINING_PAUSE_S)
-            finally:
-                seconds["train"] = seconds.get("train", 0.0) + time.monotonic() - began
+            laps.lap("lost")
 
     async def _result(self, update: Update) -> protocol.TrainResult | None:
         """What was trained already; a result that cannot be read is cleared away, and the job trained again."""
@@ -158,29 +158,31 @@ class Updater:
         """The finished update. While the serve worker is not free, others may change what is live."""
         while True:
             async with self._candidates:
+                run.laps.lap("wait")
                 try:
                     return await self._prove_and_publish(run, result)
                 except WorkerBusy as busy:
                     log.info("v%d: proving waits: %s", run.update.version, busy)
             await asyncio.sleep(PROVING_PAUSE_S)
+            run.laps.lap("wait")
 
     async def _prove_and_publish(self, run: _Run, result: protocol.TrainResult) -> Update:
         update, metrics = run.update, run.metrics
-        metrics |= result.metrics
+        metrics |= result.metrics | result.usage
         metrics |= _left_out(result.dropped)
-        run.seconds.update({f"train/{stage}": value for stage, value in result.seconds.items()})
         candidate = await asyncio.to_thread(self._folders.candidate, update.id, update.version)
         metrics["bytes/written"] = float(await asyncio.to_thread(self._bytes_written, update, candidate))
-        gating = time.monotonic()
         try:
             judgement = await self._prove(
                 protocol.AdapterRef(version=update.version, folder=str(candidate)), run.job.parent, result
             )
         except WorkerDown as down:
+            run.laps.lap("wait")
             return await self._finish(run, "skipped", f"it could not be proved: {down}")
         except Refused as refused:  # another version went live meanwhile, so there is nothing to compare it with
+            run.laps.lap("gate")
             return await self._finish(run, "skipped", str(refused))
-        run.seconds["gate"] = time.monotonic() - gating
+        run.laps.lap("gate")
         metrics |= judgement.metrics
         if not judgement.accepted:
             return await self._finish(run, "refused", judgement.reason)
@@ -224,8 +226,7 @@ class Updater:
         return gate.Judgement(accepted=False, reason="a worker died under it every time it was tried", metrics={})
 
     async def _publish(self, run: _Run, reason: str) -> Update:
-        update, seconds, metrics = run.update, run.seconds, run.metrics
-        publishing = time.monotonic()
+        update, laps, metrics = run.update, run.laps, run.metrics
         candidate = await asyncio.to_thread(self._folders.candidate, update.id, update.version)
         checkpoint = self._folders.job(update.id) / protocol.OUT_FOLDER / "checkpoint"
         folder, sha256 = await asyncio.to_thread(self._folders.publish, candidate, checkpoint, update.version)
@@ -234,7 +235,7 @@ class Updater:
                 update.id,
                 verdict="published",
                 reason=reason,
-                seconds=seconds,
+                seconds=laps.seconds,
                 metrics=metrics,
                 now=time.time(),
                 publish=PublishedAdapter(folder=folder, sha256=sha256, metrics=metrics),
@@ -242,25 +243,23 @@ class Updater:
             )
         except Refused as refused:
             await asyncio.to_thread(self._folders.withdraw, update.version)
+            laps.lap("publish")
             return await self._finish(run, "skipped", str(refused))
         await asyncio.to_thread(self._folders.write_current, update.version)
-        seconds["publish"] = time.monotonic() - publishing
-        swapping = time.monotonic()
+        laps.lap("publish")
         swap_ms = await self._router.go_live()
+        laps.lap("wait" if swap_ms is None else "swap")
         if swap_ms is not None:
             metrics["swap_ms"] = swap_ms
-            seconds["swap"] = time.monotonic() - swapping
-        seconds["total"] = time.monotonic() - run.began
-        if run.rated_at is not None:
-            seconds["rating_to_live"] = time.time() - run.rated_at
-        return await self._updates.measured(finished.id, seconds, metrics)
+            laps.live()
+        return await self._updates.measured(finished.id, laps.seconds, metrics)
 
     async def _finish(self, run: _Run, verdict: Verdict, reason: str) -> Update:
         return await self._updates.finish(
             run.update.id,
             verdict=verdict,
             reason=reason,
-            seconds=run.seconds,
+            seconds=run.laps.seconds,
             metrics=run.metrics,
             now=time.time(),
             publish=None,

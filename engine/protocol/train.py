@@ -279,8 +279,12 @@ RESULT_FILE = "result.msgpack"  # a TrainResult
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TrainResult:
     """metrics: finite floats by the field's names (`ppo/approx_kl`, `ppo/clip_frac`, `critic/explained_variance`,
-    `kl/live`, `kl/reference`, `lora/norm`, ...). seconds: by stage. dropped: reason -> episodes left out.
-    canary, parent_canary: per probe, log-probabilities under the result and under the parent."""
+    `kl/live`, `kl/reference`, `lora/norm`, ...). seconds: by stage; they add up to the job's time. dropped: reason ->
+    episodes left out. canary, parent_canary: per probe, log-probabilities under the result and under the parent.
+    usage: what computing it took, which like seconds differs from run to run: `busy/cores` and `busy/lanes` (shares of
+    the time), `bytes/between_ranks`, `ahead/score_s` (seconds that scoring its answers ahead has taken), `tokens/all`
+    (of all its answers, prompts included).
+    """
 
     job_id: str
     version: int
@@ -289,6 +293,7 @@ class TrainResult:
     dropped: dict[str, int]
     canary: tuple[tuple[float, ...], ...]
     parent_canary: tuple[tuple[float, ...], ...]
+    usage: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

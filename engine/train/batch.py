@@ -37,6 +37,13 @@ class Selection:
     thumbs_take_all: bool = False
 
     @property
+    def episodes(self) -> tuple[EpisodeTokens, ...]:
+        """All that goes through the network, in no order that means something; both answers of a pair."""
+        rated = (one.episode for one in (*self.sampled, *self.unsampled))
+        paired = (one for pair in self.pairs for one in (pair.chosen, pair.rejected))
+        return (*rated, *paired, *self.corrections)
+
+    @property
     def empty(self) -> bool:
         return not (self.sampled or self.unsampled or self.pairs or self.corrections)
 

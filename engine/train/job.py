@@ -6,7 +6,7 @@ leaves either a whole result or a job to run again. A job that fails leaves noth
 
     out/adapter/          a complete adapter folder (PEFT files, adapter.gguf, manifest.json)
     out/checkpoint/       critic and optimizers
-    out/result.msgpack    a TrainResult; everything in it but `seconds` is the same on every replay
+    out/result.msgpack    a TrainResult; all in it but `seconds` and `usage` is the same on every replay
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ from engine.train.learner import Learner, NotFinite, NothingToLearn
 from engine.train.optimise import Tick
 from engine.train.scorer import Scorer
 from engine.train.shortage import halved, is_out_of_memory
+from engine.train.stopwatch import Stopwatch
 from engine.train.update import Outcome, run_update
 
 log = logging.getLogger(__name__)
@@ -66,7 +67,8 @@ class JobFailed(Exception):
 @dataclasses.dataclass(frozen=True, slots=True)
 class Made:
     """An update before its files. job: with the plan that it was run with in the end. dropped: reason -> answers left
-    out. canary, parent_canary: per probe, log-probabilities under the result and under the parent."""
+    out. canary, parent_canary: per probe, log-probabilities under the result and under the parent. usage: as of a
+    TrainResult."""
 
     job: TrainJob
     learner: Learner
@@ -74,6 +76,7 @@ class Made:
     dropped: dict[str, int]
     canary: list[tuple[float, ...]]
     parent_canary: list[tuple[float, ...]]
+    usage: dict[str, float]
 
 
 def run_job(
@@ -89,6 +92,7 @@ def run_job(
     Raises:
         JobFailed: nothing was written.
     """
+    clock = Stopwatch()
     job = load_job(folder)
     if (folder / OUT_FOLDER).exists():
         return load_result(folder)
@@ -98,8 +102,8 @@ def run_job(
         )
     begin()
     try:
-        made = compute(job, scorer, tick, lambda changed: write_job(folder, changed))
-        return _publish(made, folder, scorer.base.name)
+        made = compute(job, scorer, tick, lambda changed: write_job(folder, changed), clock)
+        result = _publish(made, folder, scorer.base.name, clock)
     except NothingToLearn as error:
         raise JobFailed("batch_empty", f"{folder}: {error}", error.skipped) from error
     except NotFinite as error:
@@ -116,6 +120,9 @@ def run_job(
         if is_out_of_memory(error):
             raise JobFailed("out_of_memory", f"{folder}: {error}") from error
         raise
+    # With the time that it took to put all of it on disk, which the file in there cannot know.
+    clock.lap("export")
+    return dataclasses.replace(result, seconds=dict(clock.seconds))
 
 
 def load_job(folder: Path) -> TrainJob:
@@ -148,11 +155,12 @@ def write_job(folder: Path, job: TrainJob) -> None:
     write_file_atomically(folder / JOB_FILE, msgpack.packb(to_map(job)))
 
 
-def compute(job: TrainJob, scorer: Scorer, tick: Tick, on_halved: Callable[[TrainJob], None]) -> Made:
+def compute(job: TrainJob, scorer: Scorer, tick: Tick, on_halved: Callable[[TrainJob], None], clock: Stopwatch) -> Made:
     """The update, without its files. Every process that works on it calls this with the same job.
 
     Args:
         on_halved: told of the job with smaller micro-batches, before that is run.
+        clock: gets a lap for each stage; what ran out of memory is the stage `lost`.
 
     Raises:
         NothingToLearn, NotFinite, EngineFault, AdapterError; OutOfMemory or an allocator's own error if even single
@@ -166,33 +174,39 @@ def compute(job: TrainJob, scorer: Scorer, tick: Tick, on_halved: Callable[[Trai
     while True:
         scorer.micro_batch_tokens = job.plan.micro_batch_tokens
         try:
-            return _attempt(job, selection, scorer, tick)
+            return _attempt(job, selection, scorer, tick, clock)
         except Exception as error:
             plan = halved(job.plan, selection) if is_out_of_memory(error) else None
             if plan is None:
                 raise
             log.warning("%s: %s; again with micro-batches of %d tokens", job.job_id, error, plan.micro_batch_tokens)
         # Here and not above, where the exception still holds on to what its frames have allocated.
+        clock.all_of_it_was("lost")
         job = dataclasses.replace(job, plan=plan)
         return_free_memory(scorer.base.device)
         on_halved(job)
 
 
-def _attempt(job: TrainJob, selection: Selection, scorer: Scorer, tick: Tick) -> Made:
+def _attempt(job: TrainJob, selection: Selection, scorer: Scorer, tick: Tick, clock: Stopwatch) -> Made:
+    used_before, began = scorer.lanes.used(), time.perf_counter()
     parent = scorer.adapter(job.parent)
     learner = _learner(job, parent, scorer)
-    outcome = run_update(job, selection, learner, scorer, tick)
-    began = time.perf_counter()
+    clock.lap("load")
+    outcome = run_update(job, selection, learner, scorer, tick, clock)
 
-    def measure_canaries() -> tuple[list[tuple[float, ...]], ...]:
+    def measure_canaries() -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
         of_parent = scorer.canary(job.parent, job.probes, lambda: tick("canary", 0, 0))
         own = scorer.measure_probes(job.probes, learner.lora, lambda: tick("canary", 0, 0))
         scorer.keep_canary(job.version, job.probes, own)
         return own, of_parent
 
-    canaries = scorer.lanes.on("actor", measure_canaries)()
-    outcome.seconds["canary"] = time.perf_counter() - began
-    return Made(job, learner, outcome, {**selection.dropped, **outcome.skipped}, *canaries)
+    canary, of_parent = scorer.lanes.on("actor", measure_canaries)()
+    used = scorer.lanes.used().since(used_before)
+    usage = scorer.lanes.shares(used, time.perf_counter() - began)
+    usage["ahead/score_s"] = outcome.ahead_s
+    usage["tokens/all"] = float(sum(len(one.prompt_ids) + len(one.completion_ids) for one in selection.episodes))
+    clock.lap("canary")
+    return Made(job, learner, outcome, {**selection.dropped, **outcome.skipped}, canary, of_parent, usage)
 
 
 def _learner(job: TrainJob, parent: Lora | None, scorer: Scorer) -> Learner:
@@ -225,7 +239,7 @@ def _new_critic(job: TrainJob, lora: Lora, scorer: Scorer) -> Critic:
     return new_lora_critic(shape, size, job.seed, device)
 
 
-def _publish(made: Made, folder: Path, base_name: str) -> TrainResult:
+def _publish(made: Made, folder: Path, base_name: str, clock: Stopwatch) -> TrainResult:
     job, learner, outcome = made.job, made.learner, made.outcome
     weights = weights_of_lora(learner.lora)
     weights.check_finite()
@@ -238,10 +252,11 @@ def _publish(made: Made, folder: Path, base_name: str) -> TrainResult:
         job_id=job.job_id,
         version=job.version,
         metrics={**outcome.metrics, **metrics},
-        seconds=outcome.seconds,
+        seconds=dict(clock.seconds),
         dropped=made.dropped,
         canary=tuple(made.canary),
         parent_canary=tuple(made.parent_canary),
+        usage=made.usage,
     )
     temporary = folder / (OUT_FOLDER + ".tmp")
     shutil.rmtree(temporary, ignore_errors=True)  # of a run that was killed
@@ -259,6 +274,8 @@ def _publish(made: Made, folder: Path, base_name: str) -> TrainResult:
         )
         (temporary / "checkpoint").mkdir()
         save_checkpoint(temporary / "checkpoint", learner)
+        clock.lap("export")
+        result = dataclasses.replace(result, seconds=dict(clock.seconds))
         (temporary / RESULT_FILE).write_bytes(msgpack.packb(to_map(result)))
         publish_folder(temporary, folder / OUT_FOLDER)
     except BaseException:

@@ -11,6 +11,8 @@ once it has called `match_thread`.
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
+import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -26,10 +28,25 @@ MAX_LANES = 4  # activations exist once a lane
 WAIT_S = 0.5  # how long the caller waits before it says again that it is alive
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Usage:
+    """What has been used since the lanes exist. cpu_s: CPU time of the process. lanes_s: time in which a lane was at
+    work, of all lanes together. moved_bytes: what came from other processes."""
+
+    cpu_s: float
+    lanes_s: float
+    moved_bytes: int
+
+    def since(self, before: Usage) -> Usage:
+        """What was used from `before` to now."""
+        return Usage(self.cpu_s - before.cpu_s, self.lanes_s - before.lanes_s, self.moved_bytes - before.moved_bytes)
+
+
 class Lanes:
     """`threads` cores cut into at most `most` lanes; one lane on a GPU, which is parallel in itself."""
 
     def __init__(self, threads: int, device: torch.device, *, most: int = MAX_LANES) -> None:
+        self.n_threads = threads
         self.n_lanes = 1 if device.type == "cuda" else max(1, min(threads, most))
         self._threads_a_lane = max(1, threads // self.n_lanes)
         self.pauses = Pauses()
@@ -76,6 +93,28 @@ class Lanes:
         result = work()
         return lambda: result
 
+    def used(self) -> Usage:
+        """By this process, so far."""
+        return Usage(time.process_time(), self.pauses.worked_s, 0)
+
+    def shares(self, used: Usage, wall_s: float) -> dict[str, float]:
+        """`used` within `wall_s` seconds, as figures: `busy/cores`, the share of the threads' time that was CPU time;
+        `busy/lanes`, the share of the lanes' time in which they were at work, which on a card is the time in which it
+        had work; `bytes/between_ranks`.
+
+        Lanes of several processes give the figures of all of them, and all of them have to ask.
+        """
+        return figures_of(used, wall_s * self.n_threads, wall_s * self.n_lanes)
+
     def close(self) -> None:
         """Wait for what runs and end the threads."""
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def figures_of(used: Usage, threads_s: float, lanes_s: float) -> dict[str, float]:
+    """The figures of `Lanes.shares`, of the time of all threads and of all lanes, in seconds."""
+    return {
+        "busy/cores": used.cpu_s / threads_s,
+        "busy/lanes": used.lanes_s / lanes_s,
+        "bytes/between_ranks": float(used.moved_bytes),
+    }

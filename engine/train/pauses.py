@@ -23,11 +23,17 @@ class Pauses:
         self._changed = threading.Condition()
         self._share = 1.0
         self._n_ended = 0  # how often all rests were ended
+        self._worked_s = 0.0
         self._own = threading.local()  # `worked_s`: of the piece of work that this thread has done last
 
     @property
     def share(self) -> float:
         return self._share
+
+    @property
+    def worked_s(self) -> float:
+        """Seconds that pieces of work have taken so far, of all threads together."""
+        return self._worked_s
 
     def set_share(self, share: float) -> None:
         """Take at most `share` of the time from now on, in (0, 1]."""
@@ -59,4 +65,6 @@ class Pauses:
 
     def work_ended(self, began: float) -> None:
         """A piece of work that began then is done."""
-        self._own.worked_s = self._clock() - began
+        self._own.worked_s = worked_s = self._clock() - began
+        with self._changed:
+            self._worked_s += worked_s

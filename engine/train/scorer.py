@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -38,12 +39,14 @@ MAX_ADAPTERS = 12  # staleness cap of 8, parent, reference and some air
 
 @dataclasses.dataclass(slots=True)
 class _Known:
-    """trunk: float32[T, D] by first layer. features: float32[R, D + 2] of the critic. measures: by adapter version."""
+    """trunk: float32[T, D] by first layer. features: float32[R, D + 2] of the critic. measures: by adapter version.
+    ahead_s: its share of the seconds that scoring ahead took."""
 
     ids: tuple[int, ...]
     trunks: dict[int, torch.Tensor]
     features: torch.Tensor
     measures: dict[tuple[int, float], TokenMeasure]
+    ahead_s: float = 0.0
 
     def n_bytes(self) -> int:
         tensors = [*self.trunks.values(), self.features]
@@ -94,12 +97,19 @@ class Scorer:
         self, episodes: Sequence[EpisodeTokens], reference: AdapterRef, tick: Callable[[], None]
     ) -> list[EpisodeScore]:
         """Fill the cache for `episodes` and say what the ledger of episodes wants to know. Raises EngineFault."""
+        began = time.perf_counter()
         own = self.measure(episodes, [episode.adapter for episode in episodes], tick)
         referred = self.measure(episodes, [reference] * len(episodes), tick)
+        for episode in episodes:
+            self._known[episode.episode_id].ahead_s += (time.perf_counter() - began) / len(episodes)
         return [
             _score(episode, mine, theirs, self.base.eos_ids)
             for episode, mine, theirs in zip(episodes, own, referred, strict=True)
         ]
+
+    def scored_ahead_s(self, episodes: Sequence[EpisodeTokens]) -> float:
+        """Seconds that scoring these has taken so far, of those that are still known."""
+        return sum(self._known[one.episode_id].ahead_s for one in episodes if one.episode_id in self._known)
 
     def measure(
         self, episodes: Sequence[EpisodeTokens], adapters: Sequence[AdapterRef], tick: Callable[[], None]

@@ -24,7 +24,6 @@ Dimension letters: N tokens of completions, D width of the stream.
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -43,6 +42,7 @@ from engine.train.objectives.objective import Rollout
 from engine.train.optimise import Tick, is_finite, optimise
 from engine.train.rollout import Gathered, gather
 from engine.train.scorer import Scorer
+from engine.train.stopwatch import Stopwatch
 
 MAX_SHORTENINGS = 4  # halvings of a move that went too far
 # Of the sampled tokens, after weighting. Below it the weights say more about the samplers than the ratings.
@@ -51,23 +51,25 @@ EFFECTIVE_SHARE_MIN = 0.3
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Outcome:
-    """metrics: finite floats by the field's names. seconds: by stage. skipped: reason -> answers that an objective
-    left out."""
+    """metrics: finite floats by the field's names. skipped: reason -> answers that an objective left out. ahead_s:
+    seconds that scoring its answers ahead has taken."""
 
     metrics: dict[str, float]
-    seconds: dict[str, float]
     skipped: dict[str, int]
+    ahead_s: float
 
 
-def run_update(job: TrainJob, selection: Selection, learner: Learner, scorer: Scorer, tick: Tick) -> Outcome:
-    """Train `learner` on `selection`.
+def run_update(
+    job: TrainJob, selection: Selection, learner: Learner, scorer: Scorer, tick: Tick, clock: Stopwatch
+) -> Outcome:
+    """Train `learner` on `selection`, with a lap of `clock` for each stage.
 
     Raises:
         NothingToLearn: the actor has not moved; its critic may have.
         NotFinite: `learner` is then in an undefined state; throw it away.
         EngineFault: an adapter of an episode cannot be read.
     """
-    clock = _Stopwatch()
+    ahead_s = scorer.scored_ahead_s(selection.episodes)
     job = _with_steered_penalty(job, learner)
     gathered = _gather(job, selection, learner, scorer, tick)
     metrics = sampler_figures(gathered.sampled.rated, job.ppo.importance_cap)
@@ -83,7 +85,7 @@ def run_update(job: TrainJob, selection: Selection, learner: Learner, scorer: Sc
     metrics |= _look_back(job, gathered, course, learner, before, scorer, tick)
     metrics |= _steer_penalty(job, learner, metrics)
     clock.lap("measure")
-    return Outcome(metrics, clock.seconds, dict(course.skipped))
+    return Outcome(metrics, dict(course.skipped), ahead_s)
 
 
 def _look_back(
@@ -219,16 +221,3 @@ def measure_policy(
         pieces.update(zip(members, zip(logprobs.split(lengths), entropy.split(lengths), strict=True), strict=True))
     ordered = [pieces[i] for i in range(len(rollouts))]
     return torch.cat([one for one, _ in ordered]), torch.cat([one for _, one in ordered])
-
-
-class _Stopwatch:
-    """Seconds of each stage, from one lap to the next."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def lap(self, stage: str) -> None:
-        now = time.perf_counter()
-        self.seconds[stage] = now - self._last
-        self._last = now

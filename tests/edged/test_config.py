@@ -361,3 +361,18 @@ def test_objectives_that_leave_single_ratings_waiting_are_noted(objectives: dict
     found = config.notes(config.load(None, {"learn.objectives": objectives}))
     assert len(found) == noted
     assert all("other ratings wait" in note for note in found)
+
+
+@pytest.mark.parametrize(
+    ("liked", "disliked", "effect"), [(1.0, 1.0, None), (4.0, 3.0, None), (1.0, 2.0, "1 to 1"), (3.0, 1.0, "1.33 to 1")]
+)
+def test_a_weight_of_kto_that_has_no_effect_is_told(liked: float, disliked: float, effect: str | None) -> None:
+    changes = {"learn.liked_weight": liked, "learn.disliked_weight": disliked}
+    found = config.notes(config.load(None, changes))
+    assert [f"has the effect of {effect}" in note for note in found] == ([] if effect is None else [True])
+
+
+def test_the_bound_of_ktos_weights_is_the_trainers() -> None:
+    from engine.train.objectives.kto import MAX_LIKED_SHARE
+
+    assert config.KTO_RATIO_MAX == MAX_LIKED_SHARE

@@ -26,7 +26,8 @@ class RankLost(Exception):
 
 
 class Group:
-    """`devices` of all ranks; this process is `rank`. Not thread-safe: one call at a time.
+    """`devices` of all ranks; this process is `rank`. Not thread-safe: one call at a time. received_bytes: what has
+    come from other ranks so far.
 
     Blocking. Every rank of the group makes the same calls in the same order, or all of them wait for ever. Each call
     raises RankLost if another rank is gone.
@@ -41,6 +42,7 @@ class Group:
         self.device = torch.device(devices[rank] if self._uses_cards else "cpu")
         self._store = dist.PrefixStore("ranks", dist.FileStore(str(rendezvous), len(devices)))
         self._groups: dict[tuple[int, ...], Any] = {}
+        self.received_bytes = 0
         self._backend(tuple(range(self.n_ranks)))
 
     def numbers(self, number: int) -> list[int]:
@@ -57,6 +59,7 @@ class Group:
         own = part.to(self.device)
         found = torch.empty((self.n_ranks, *own.shape), dtype=own.dtype, device=self.device)
         self._wait(lambda: self._backend(everyone).allgather([list(found.unbind())], [own]))
+        self.received_bytes += found.nbytes - own.nbytes
         return found.to(part.device)
 
     def swap(self, data: torch.Tensor, among: tuple[int, ...]) -> list[torch.Tensor]:
@@ -108,6 +111,7 @@ class Group:
         box = torch.empty(n_bytes, dtype=torch.uint8, device=self.device) if data is None else data
         if n_bytes:
             self._wait(lambda: backend.broadcast([box], _from(at)))
+            self.received_bytes += n_bytes if data is None else 0
         return box
 
     def _wait(self, begin: Callable[[], Any]) -> None:

@@ -30,6 +30,7 @@ from engine.train.ranks.shards import Shards, cut_base
 from engine.train.ranks.team import Team
 from engine.train.ranks.waiting import call_beside
 from engine.train.scorer import Scorer
+from engine.train.stopwatch import Stopwatch
 
 log = logging.getLogger(__name__)
 
@@ -123,22 +124,28 @@ class Leader:
         return self._with_ranks(score, tick)
 
     def train(self, folder: Path, tick: Tick) -> TrainResult:
-        """Run the job in `folder`. Raises JobFailed."""
+        """Run the job in `folder`. The stage `ranks` is the time until those that it needs are there.
+
+        Raises JobFailed.
+        """
 
         def wait() -> None:
             tick("ranks", 0, 0)
 
+        clock = Stopwatch()
         job = load_job(folder)
         order = Train(job_id=job.job_id, folder=str(folder))
         try:
             scorer = self._scorer_for(job.plan, wait)
-            return self._with_ranks(
+            clock.lap("ranks")
+            result = self._with_ranks(
                 lambda: run_job(folder, scorer, self.start.base_sha256, tick, lambda: self._order(order)), wait
             )
         except RankLost as lost:
             raise JobFailed("rank_lost", f"{folder}: {lost}") from lost
         except EngineFault as fault:
             raise JobFailed(fault.code, f"{folder}: {fault.message}") from fault
+        return dataclasses.replace(result, seconds=result.seconds | clock.seconds)
 
     def pace(self, message: Pace) -> None:
         """Take the share of the time that `message` says from now on, in all processes."""

@@ -36,6 +36,7 @@ from engine.train.ranks.shards import Shards
 from engine.train.ranks.team import Team
 from engine.train.ranks.waiting import call_beside
 from engine.train.scorer import Scorer
+from engine.train.stopwatch import Stopwatch
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +120,7 @@ def _carry_out(line: _Line, scorer: Scorer) -> None:
                 case Score():
                     scorer.score(order.episodes, order.reference, line.tick)
                 case Train():
-                    compute(load_job(Path(order.folder)), scorer, line.tick, lambda _: None)
+                    compute(load_job(Path(order.folder)), scorer, line.tick, lambda _: None, Stopwatch())
                 case _:
                     raise TypeError(f"a rank does not take {type(order).__name__}")
         except Exception as error:

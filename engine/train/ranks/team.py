@@ -10,13 +10,14 @@ What fails in one rank in one of the known ways (`freight.setback_of`) fails in 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
 
 from engine.protocol import TrainPlan, TrainRole
-from engine.train.lanes import MAX_LANES, Lanes
+from engine.train.lanes import MAX_LANES, Lanes, Usage, figures_of
 from engine.train.ranks.freight import Setback, pack, setback_of, unpack
 from engine.train.ranks.group import Group
 from engine.train.ranks.shards import Shards
@@ -88,6 +89,19 @@ class Team(Lanes):
             return found
 
         return result
+
+    def used(self) -> Usage:
+        """By this rank, so far."""
+        return dataclasses.replace(super().used(), moved_bytes=self._group.received_bytes)
+
+    def shares(self, used: Usage, wall_s: float) -> dict[str, float]:
+        """As `Lanes.shares`, of all ranks; bytes count once for each rank that they came to."""
+        own = (used.cpu_s * 1e6, used.lanes_s * 1e6, used.moved_bytes, self.n_threads, self.n_lanes)
+        cpu_us, lanes_us, moved, threads, lanes = (self._sum(int(number)) for number in own)
+        return figures_of(Usage(cpu_us / 1e6, lanes_us / 1e6, moved), wall_s * threads, wall_s * lanes)
+
+    def _sum(self, number: int) -> int:
+        return sum(self._talk(lambda: self._group.numbers(number)))
 
     def _spread(self, ranks: tuple[int, ...], outcome: Any) -> Any:
         if len(ranks) == len(self._everyone):

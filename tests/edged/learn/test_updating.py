@@ -12,6 +12,7 @@ import pytest
 from edged.failure import JobRefused, WorkerBusy, WorkerDown, WorkerFault, WorkerLost
 from edged.learn import updating
 from edged.learn.folders import bytes_under
+from edged.learn.laps import parts_of
 from edged.learn.updating import PutOff
 from edged.records import Update
 from engine import protocol
@@ -51,9 +52,13 @@ def test_a_good_update_is_published_live_and_served(in_box: InBox, tmp_path: Pat
 def test_a_published_update_tells_where_its_time_went(in_box: InBox) -> None:
     async def scenario(box: Any) -> None:
         finished = await carry(box, rated_at=1.0)
-        assert {"start", "train", "gate", "publish", "swap", "total", "train/epochs", "rating_to_live"} <= set(
-            finished.seconds
-        )
+        seconds = finished.seconds
+        stages = {"start", "train", "wait", "gate", "publish", "swap"}
+        assert set(seconds) == stages | {"queue", "total", "rating_to_live", "train/epochs", "train/wait"}
+        assert sum(seconds[stage] for stage in stages) == pytest.approx(seconds["total"], abs=1e-9)
+        assert seconds["train/epochs"] + seconds["train/wait"] == pytest.approx(seconds["train"], abs=1e-9)
+        assert seconds["queue"] + seconds["total"] == pytest.approx(seconds["rating_to_live"], abs=1e-9)
+        assert finished.metrics["busy/cores"] == 0.75
         assert finished.metrics["swap_ms"] == 1.5
         assert finished.metrics["reward/mean"] == 0.25
         assert finished.metrics["dropped/no_logprobs"] == 1.0
@@ -89,6 +94,9 @@ def test_a_trainer_that_dies_is_given_the_same_job_again(in_box: InBox) -> None:
         box.worker.behaviours.extend(["die", "die"])
         finished = await carry(box)
         assert (finished.verdict, finished.attempts) == ("published", 2)
+        assert finished.seconds["lost"] > 0.0
+        parts = parts_of(finished.seconds)
+        assert sum(parts.values()) == pytest.approx(finished.seconds["total"], abs=1e-9)
         assert box.worker.trained == ["update-1"] * 3
 
     in_box(scenario)

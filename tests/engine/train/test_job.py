@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,42 @@ def test_an_update_writes_a_complete_adapter_that_differs_from_its_parent(
     assert all(math.isfinite(value) for value in result.metrics.values())
     assert result.canary != result.parent_canary
     assert not (folder / "out.tmp").exists()
-    assert job_module.load_result(folder) == result
+    stored = job_module.load_result(folder)
+    assert stored == dataclasses.replace(result, seconds=stored.seconds), "all but the last part of the export"
+    assert stored.seconds.keys() == result.seconds.keys()
+
+
+STAGES = ("load", "gather", "value", "optimise", "measure", "canary", "export")
+
+
+def test_a_job_tells_where_all_of_its_time_went_and_how_busy_it_was(
+    scorer: Scorer, sample_episodes: MakeEpisodes, tmp_path: Path
+) -> None:
+    episodes = sample_episodes(12)
+    folder = write_job(tmp_path / "job", make_job(episodes))
+    began = time.perf_counter()
+    result = run(folder, scorer)
+    wall_s = time.perf_counter() - began
+    assert tuple(result.seconds) == STAGES
+    assert all(seconds > 0.0 for seconds in result.seconds.values())
+    assert 0.9 * wall_s < sum(result.seconds.values()) <= wall_s
+    assert 0.0 < result.usage["busy/lanes"] <= 1.0
+    assert result.usage["busy/cores"] > 0.0
+    assert result.usage["bytes/between_ranks"] == 0.0
+    assert result.usage["ahead/score_s"] == 0.0
+    lengths = [len(one.episode.prompt_ids) + len(one.episode.completion_ids) for one in episodes]
+    assert result.usage["tokens/all"] == sum(lengths)
+
+
+def test_an_update_of_answers_that_were_scored_ahead_tells_the_time_that_took(
+    scorer: Scorer, sample_episodes: MakeEpisodes, tmp_path: Path
+) -> None:
+    rated = sample_episodes(8)
+    began = time.perf_counter()
+    scorer.score([one.episode for one in (*rated, *sample_episodes(8, seed=9))], BASE, silent)
+    wall_s = time.perf_counter() - began
+    result = run(write_job(tmp_path / "job", make_job(rated)), scorer)
+    assert 0.0 < result.usage["ahead/score_s"] < wall_s, "its own half of what was scored"
 
 
 def test_t_lp_3_at_the_first_step_the_ratio_is_one_and_nothing_is_clipped(
@@ -193,7 +229,7 @@ def test_two_runs_of_one_job_give_the_same_bytes_whatever_was_scored_before(
         fresh = Scorer(tiny_base, LORA.layers, lanes)
         if ahead:  # in another order, and with strangers among them
             fresh.score([rated.episode for rated in reversed(episodes + sample_episodes(5, seed=9))], BASE, silent)
-        results.append(dataclasses.replace(run(folder, fresh), seconds={}))
+        results.append(dataclasses.replace(run(folder, fresh), seconds={}, usage={}))
         trees.append({k: v for k, v in hash_tree(folder / "out").items() if k != "result.msgpack"})
         lanes.close()
     assert trees[0] == trees[1]
@@ -255,7 +291,7 @@ def test_a_finished_job_is_not_run_again(scorer: Scorer, sample_episodes: MakeEp
     folder = write_job(tmp_path / "job", make_job(sample_episodes(8)))
     result = run(folder, scorer)
     before = hash_tree(folder)
-    assert run(folder, scorer) == result
+    assert run(folder, scorer) == dataclasses.replace(result, seconds=job_module.load_result(folder).seconds)
     assert hash_tree(folder) == before
 
 

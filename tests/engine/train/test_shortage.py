@@ -48,6 +48,7 @@ def test_an_update_that_runs_out_of_memory_is_done_with_smaller_micro_batches_fr
     plan = load_job(folder).plan
     assert max(sizes) > 24
     assert result.metrics["oom/halvings"] == plan.halvings > 0
+    assert next(iter(result.seconds)) == "lost", "what was thrown away is told apart from what was used"
     assert plan.micro_batch_tokens == TrainPlan().micro_batch_tokens >> plan.halvings
     again = write_job(tmp_path / "again", dataclasses.replace(job, plan=plan))
     assert run_job(again, scorer, BASE_SHA256, silent).metrics == result.metrics

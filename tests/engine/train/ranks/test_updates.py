@@ -47,7 +47,7 @@ def on_plan(job: TrainJob, plan: TrainPlan) -> TrainJob:
 
 def same(result: TrainResult, other: TrainResult) -> bool:
     """But for the seconds."""
-    return dataclasses.replace(result, seconds={}) == dataclasses.replace(other, seconds={})
+    return dataclasses.replace(result, seconds={}, usage={}) == dataclasses.replace(other, seconds={}, usage={})
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -62,6 +62,8 @@ def test_an_update_by_several_processes_gives_the_bytes_of_one(
         expected = train(alone, tmp_path / critic / "one", on_plan(job, TrainPlan()))
         assert result.metrics == expected.metrics
         assert same(result, expected)
+        assert result.usage["bytes/between_ranks"] > 0 == expected.usage["bytes/between_ranks"]
+        assert 0.0 < result.usage["busy/lanes"] <= 1.0
         outputs = [hash_tree(tmp_path / critic / run / "out") for run in ("several", "one")]
         for output in outputs:
             del output["result.msgpack"]  # holds seconds
