@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.nn.attention.bias import causal_lower_right
 
 SHORT_TOKENS = 384
 
@@ -61,11 +60,21 @@ def _attend_one(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: flo
     q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))  # [1, H or K, t or n, d]
     grouped = q.shape[1] != k.shape[1]
     # A mask takes a byte for each pair of tokens, and the kernel for it is slower: only where causality is not enough.
-    mask = _visible(t, n, reach, q.device) if reach is not None else causal_lower_right(t, n) if t < n else None
+    mask = None if reach is None and t == n else _mask(t, n, reach, q.device)
     attended = F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
     )
     return attended[0].transpose(0, 1)
+
+
+def _mask(t: int, n: int, reach: int | None, device: torch.device) -> Any:
+    """What a query sees, for the fused kernel; on a GPU in a form that needs no memory where there is no window."""
+    if reach is not None or device.type != "cuda":
+        return _visible(t, n, n if reach is None else reach, device)
+    # Imports torch's compiler: 70 MB and a second of start that a trainer on a CPU does without.
+    from torch.nn.attention.bias import causal_lower_right
+
+    return causal_lower_right(t, n)
 
 
 class _ShortAttention(torch.autograd.Function):

@@ -87,7 +87,8 @@ def acknowledged_before_kill(path: Path, run: int, delay_s: float) -> list[str]:
     read = b""
     deadline = None
     while deadline is None or time.monotonic() < deadline:
-        ready, _, _ = select.select([rater.stdout], [], [], 60 if deadline is None else deadline - time.monotonic())
+        left_s = 60.0 if deadline is None else max(0.0, deadline - time.monotonic())
+        ready, _, _ = select.select([rater.stdout], [], [], left_s)
         if ready:
             read += os.read(rater.stdout.fileno(), 65536)
             assert read, "the rater ended by itself"

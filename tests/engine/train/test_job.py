@@ -426,14 +426,16 @@ def test_a_number_that_is_not_finite_voids_the_update(
     assert failing(write_job(tmp_path / "job", make_job(sample_episodes(8))), scorer).code == "not_finite"
 
 
-def test_an_adapter_full_of_nan_is_refused(scorer: Scorer, sample_episodes: MakeEpisodes, tmp_path: Path) -> None:
+def test_an_adapter_that_was_damaged_on_disk_is_refused(
+    scorer: Scorer, sample_episodes: MakeEpisodes, tmp_path: Path
+) -> None:
     parent = publish_lora(tmp_path / "v1", random_lora(scorer.base), 1)
     weights = tmp_path / "v1" / "adapter_model.safetensors"
     data = bytearray(weights.read_bytes())
     data[-4:] = b"\xff\xff\xff\xff"
     weights.write_bytes(data)
     job = make_job(sample_episodes(8), parent=parent, version=2)
-    assert failing(write_job(tmp_path / "job", job), scorer).code == "not_finite"
+    assert failing(write_job(tmp_path / "job", job), scorer).code == "adapter_unreadable"
 
 
 def test_an_adapter_of_another_model_is_refused(scorer: Scorer, sample_episodes: MakeEpisodes, tmp_path: Path) -> None:
