@@ -76,6 +76,8 @@ def refused_by_validation(mistakes: Sequence[Any]) -> Refused:
 def _dotted(loc: Sequence[str | int]) -> str | None:
     """("messages", 0, "role") as "messages[0].role"; None for the body as a whole."""
     path = ""
+    if loc and loc[-1] == "[key]":  # pydantic's word for the key itself, in place of its value
+        loc = loc[:-1]
     for step in loc:
         path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
     return path or None

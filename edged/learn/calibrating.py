@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import hashlib
-import json
 import logging
 from collections.abc import Callable
 
 from edged.failure import JobRefused, WorkerBusy, WorkerDown, WorkerLost
+from edged.learn.measurement import name_of
 from edged.learn.noise import noise_of
 from edged.learn.ports import LineageBook, Stage
 from edged.learn.probes import CALIBRATION_PROMPTS
@@ -145,6 +144,4 @@ class Calibration:
         await self._lineage.set_metrics(0, figures | {MEASUREMENT: self._measurement()})
 
     def _measurement(self) -> float:
-        """A number that names what was measured: 48 bits, which a float holds."""
-        words = json.dumps([CALIBRATION_PROMPTS, ANSWER_TOKENS, SEED, self._base_sha256, self._trainer_kind()])
-        return float(int.from_bytes(hashlib.sha256(words.encode()).digest()[:6]))
+        return name_of([CALIBRATION_PROMPTS, ANSWER_TOKENS, SEED, self._base_sha256, self._trainer_kind()])

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import hashlib
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from adapters.errors import AdapterError
 from adapters.folder import load_adapter_folder
 from adapters.shape import BaseShape
 from edged.learn import gate
+from edged.learn.measurement import name_of
 from edged.learn.ports import LineageBook, Stage
 from edged.learn.trainer import Trainer
 from engine import protocol
@@ -119,9 +118,7 @@ class Prover:
         )
 
     def _measurement(self, settings: ProvingSettings) -> float:
-        """A number that names the prompts, length, dice and base of a measurement: 48 bits, which a float holds."""
-        words = json.dumps([settings.fluency_prompts, settings.fluency_tokens, FLUENCY_SEED, self._base_sha256])
-        return float(int.from_bytes(hashlib.sha256(words.encode()).digest()[:6]))
+        return name_of([settings.fluency_prompts, settings.fluency_tokens, FLUENCY_SEED, self._base_sha256])
 
     async def _stage_probes(self, adapter: protocol.AdapterRef, settings: ProvingSettings) -> protocol.Staged:
         return await self._stage.stage(

@@ -71,7 +71,7 @@ class Scorer:
         self._known_bytes = 0
         self._adapters: collections.OrderedDict[int, Lora] = collections.OrderedDict()
         self._probe_trunks: dict[tuple[tuple[int, ...], int], torch.Tensor] = {}
-        self._canary: tuple[int, tuple[ProbeTokens, ...], list[tuple[float, ...]]] | None = None
+        self._canary: tuple[tuple[int, tuple[ProbeTokens, ...], int], list[tuple[float, ...]]] | None = None
 
     def adapter(self, ref: AdapterRef) -> Lora | None:
         """The adapter of a version, read at most once while it is in use; None for the base.
@@ -222,14 +222,17 @@ class Scorer:
         Raises:
             EngineFault: the adapter cannot be read.
         """
-        if self._canary is None or self._canary[:2] != (ref.version, tuple(probes)):
+        if self._canary is None or self._canary[0] != (ref.version, tuple(probes), self.micro_batch_tokens):
             self.keep_canary(ref.version, probes, self.measure_probes(probes, self.adapter(ref), tick))
         assert self._canary is not None
-        return self._canary[2]
+        return self._canary[1]
 
     def keep_canary(self, version: int, probes: Sequence[ProbeTokens], canary: list[tuple[float, ...]]) -> None:
-        """What `canary` is to say of a version that was just trained, whose probes have been measured."""
-        self._canary = version, tuple(probes), canary
+        """What `canary` is to say of a version that was just trained, whose probes have been measured.
+
+        Only to a job that packs them alike: a replay in a fresh process, which measures, must get the same bytes.
+        """
+        self._canary = (version, tuple(probes), self.micro_batch_tokens), canary
 
     def first_layer(self, lora: Lora | None) -> int:
         """The block whose input is the cached trunk for this adapter."""

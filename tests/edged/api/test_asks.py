@@ -132,9 +132,7 @@ def test_values_that_shape_nothing_leave_a_plain_sample(neutral: dict[str, Any])
     ],
 )
 def test_shapes_beyond_their_bounds_are_refused(fields: dict[str, Any], param: str) -> None:
-    refused = refusal(**fields)
-    assert refused.param is not None
-    assert refused.param.startswith(param.partition(".")[0])
+    assert refusal(**fields).param == param
 
 
 @pytest.mark.parametrize("field", sorted(IGNORED))

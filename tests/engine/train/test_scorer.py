@@ -139,6 +139,9 @@ def test_the_canary_of_a_version_that_was_just_trained_is_not_measured_again(
     measured = scorer.canary(adapter, probes, silent)
     assert measured == scorer.measure_probes(probes, scorer.adapter(adapter), silent)
     assert measured != scorer.canary(AdapterRef(version=0, folder=None), probes, silent)
+    scorer.keep_canary(4, probes, [(0.0,)])
+    scorer.micro_batch_tokens //= 2  # packed in another way, so it is measured
+    assert scorer.canary(adapter, probes, silent) == measured
     scorer.keep_canary(4, probes, measured)
     monkeypatch.setattr(scorer, "measure_probes", lambda *_: pytest.fail("measured again"))
     assert scorer.canary(adapter, probes, silent) == measured
