@@ -24,7 +24,6 @@ from engine import protocol
 
 log = logging.getLogger(__name__)
 
-BASE = protocol.AdapterRef(version=0, folder=None)
 MEASUREMENT = "noise/measurement"
 SAMPLED_AT = 0.7  # the temperature of staged answers
 ANSWER_TOKENS = 24
@@ -112,7 +111,7 @@ class Calibration:
 
     async def _measure(self) -> protocol.EngineNoise | None:
         staged = await self._stage.stage(
-            BASE, fluency_prompts=CALIBRATION_PROMPTS, fluency_tokens=ANSWER_TOKENS, seed=SEED
+            protocol.BASE, fluency_prompts=CALIBRATION_PROMPTS, fluency_tokens=ANSWER_TOKENS, seed=SEED
         )
         answers = zip(staged.fluency, staged.fluency_logprobs, strict=True)
         episodes = tuple(
@@ -122,14 +121,14 @@ class Calibration:
                 completion_ids=answer.completion_ids,
                 logprobs=logprobs,
                 temperature=SAMPLED_AT,
-                adapter=BASE,
+                adapter=protocol.BASE,
             )
             for index, (answer, logprobs) in enumerate(answers)
             if answer.completion_ids
         )
         if not episodes:
             return None
-        return noise_of(await self._trainer.score(episodes, BASE), SAMPLED_AT)
+        return noise_of(await self._trainer.score(episodes, protocol.BASE), SAMPLED_AT)
 
     async def _recorded(self) -> protocol.EngineNoise | None:
         """What was measured before, of the same."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from edged.learn import plan, reward
 from edged.learn.scoring import tokens_of
-from edged.learn.written import BASE, pairs_and_corrections, without_sampler
+from edged.learn.written import pairs_and_corrections, without_sampler
 from edged.records import Episode, RatedChoice, Update, WrittenTokens
 from engine import protocol
 
@@ -60,7 +60,7 @@ def make_job(
 
     def tokens(choice: RatedChoice, episode: Episode) -> protocol.EpisodeTokens:
         if choice.episode_id in for_thumbs:
-            return without_sampler(tokens_of(episode, BASE))
+            return without_sampler(tokens_of(episode, protocol.BASE))
         return tokens_of(episode, adapter_of(choice.version))
 
     return protocol.TrainJob(

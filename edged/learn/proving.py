@@ -21,7 +21,6 @@ from edged.learn.ports import LineageBook, Stage
 from edged.learn.trainer import Trainer
 from engine import protocol
 
-BASE = protocol.AdapterRef(version=0, folder=None)
 MEASUREMENT = "fluency/measurement"
 FLUENCY_SEED = 20_011  # the same dice for every version, so that versions differ by their weights only
 
@@ -76,7 +75,7 @@ class Prover:
         except AdapterError as error:
             return gate.Judgement(accepted=False, reason=f"its files cannot be used: {error}", metrics={})
         settings = self._settings()  # for all of the proof: figures of different settings are not comparable
-        base = await self._fluency_of(BASE, settings)
+        base = await self._fluency_of(protocol.BASE, settings)
         at_live = base if live.version == 0 else await self._fluency_of(live, settings)
         staged = await self._stage_probes(adapter, settings)
         fluency = await self._judge_answers(staged)
@@ -140,12 +139,16 @@ class Prover:
                 completion_ids=answer.completion_ids,
                 logprobs=(None,) * len(answer.completion_ids),
                 temperature=1.0,
-                adapter=BASE,
+                adapter=protocol.BASE,
             )
             for index, answer in enumerate(staged.fluency)
             if answer.completion_ids
         )
-        scores = {score.episode_id: score for score in await self._trainer.score(episodes, BASE)} if episodes else {}
+        scores = (
+            {score.episode_id: score for score in await self._trainer.score(episodes, protocol.BASE)}
+            if episodes
+            else {}
+        )
         eos_ids = self._eos_ids()
         return gate.fluency_of(
             [

@@ -13,8 +13,6 @@ from edged.learn.plan import Rules
 from edged.records import WrittenTokens
 from engine import protocol
 
-BASE = protocol.AdapterRef(version=0, folder=None)
-
 
 def written_id(answer_id: int) -> int:
     """The row of the store that a negative answer id belongs to."""
@@ -50,7 +48,7 @@ def without_sampler(episode: protocol.EpisodeTokens) -> protocol.EpisodeTokens:
         completion_ids=episode.completion_ids,
         logprobs=(None,) * len(episode.completion_ids),
         temperature=episode.temperature,
-        adapter=BASE,
+        adapter=protocol.BASE,
     )
 
 
@@ -61,5 +59,5 @@ def _answer(answer_id: int, prompt_ids: tuple[int, ...], completion_ids: tuple[i
         completion_ids=completion_ids,
         logprobs=(None,) * len(completion_ids),
         temperature=1.0,
-        adapter=BASE,
+        adapter=protocol.BASE,
     )

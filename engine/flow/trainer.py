@@ -29,6 +29,7 @@ from engine.flow.roles import (
 from engine.flow.terms import ADAPTERS, Answer, Flow, FlowError, Prompt, Round
 from engine.flow.verdicts import Verdicts, verdicts
 from engine.protocol import (
+    BASE,
     JOB_FILE,
     OUT_FOLDER,
     AdapterRef,
@@ -276,7 +277,7 @@ class Trainer:
 
     def _ref(self, version: int) -> AdapterRef:
         if version == 0:
-            return AdapterRef(version=0, folder=None)
+            return BASE
         for found in list_versions(self._adapters):
             if found.version == version:
                 return AdapterRef(version=version, folder=str(found.path))

@@ -31,7 +31,7 @@ from engine.protocol.life import (
     Ready,
     Stop,
 )
-from engine.protocol.nouns import AdapterRef, ModelFacts, ProbeTokens
+from engine.protocol.nouns import BASE, AdapterRef, ModelFacts, ProbeTokens
 from engine.protocol.score import (
     ClassifierSource,
     Fit,
@@ -107,6 +107,7 @@ from engine.protocol.train import (
 from engine.wire import MAX_MESSAGE_BYTES, Message, WireError, from_map, to_map
 
 __all__ = [
+    "BASE",
     "BEAT_S",
     "ENV_ENDPOINT",
     "ENV_EPOCH",

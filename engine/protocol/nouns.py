@@ -16,6 +16,9 @@ class AdapterRef:
     folder: str | None
 
 
+BASE = AdapterRef(version=0, folder=None)
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeTokens:
     prompt_ids: tuple[int, ...]
