@@ -26,15 +26,20 @@ import openai
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from adapters.llamacpp_format import read_base_shape
+from adapters.peft import save_peft
+from adapters.weights import AdapterWeights
 from edged.base_model import find_model
 from edged.bench.provenance import TOP_LOGPROBS, Trace, bound, deviation, trace_of
-from edged.bench.serve import PROMPTS
+from edged.demo.prompts import TRAINING
 from edged.machine import train_dtype
 from tests.load import Load, check_nothing_lost
 
 # The first test of a session waits for the learning runs.
 pytestmark = [pytest.mark.real_model, pytest.mark.timeout(1800)]
 
+ASKED = TRAINING[:16]
+TELLING_NATS = 0.25  # other batches alone were seen to change the mean over an answer by up to 0.13
 KILLS = 3
 KILL_WITHIN_S = 12.0  # of the first acknowledged rating: long enough for an update to run
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
@@ -182,22 +187,20 @@ def test_the_trainer_killed_in_the_middle_trains_again_to_the_same_bytes(daemon:
         assert same, name  # the bytes themselves are megabytes that pytest would take minutes to compare line by line
 
 
-def test_twenty_swaps_under_load_fail_no_request_and_mix_no_answer(daemon: Any) -> None:
-    live = daemon.status()["adapter"]["version"]
-    known, bounds = {}, []
+def test_twenty_swaps_under_load_fail_no_request_and_mix_no_answer(daemon: Any, tmp_path: Path) -> None:
+    before_test = daemon.status()["adapter"]["version"]
+    live = bring_a_stranger(daemon, tmp_path)
+    known: dict[int, dict[str, Trace]] = {}
+    bounds = []
     for version in (0, live):
         assert daemon.client.post(f"/v1/adapters/{version}/promote", json={}).json()["version"] == version
-        known[version] = {prompt: greedy(daemon, prompt).trace for prompt in PROMPTS}
-        with ThreadPoolExecutor(len(PROMPTS)) as pool:
-            crowd = {said.prompt: said.trace for said in pool.map(lambda prompt: greedy(daemon, prompt), PROMPTS)}
+        known[version] = {prompt: greedy(daemon, prompt).trace for prompt in ASKED}
+        with ThreadPoolExecutor(len(ASKED)) as pool:
+            crowd = {said.prompt: said.trace for said in pool.map(lambda prompt: greedy(daemon, prompt), ASKED)}
         bounds.append(bound(known[version], crowd))
-    telling = [
-        prompt
-        for prompt in PROMPTS
-        if deviation(known[0][prompt], known[live][prompt]) > 1.5 * max(bounds)
-        and deviation(known[live][prompt], known[0][prompt]) > 1.5 * max(bounds)
-    ]
-    assert len(telling) >= 2, "what was learned is hardly seen in these answers"
+    apart = {prompt: distance(known[0][prompt], known[live][prompt]) for prompt in ASKED}
+    telling = sorted(ASKED, key=lambda prompt: -apart[prompt])[:3]
+    assert apart[telling[-1]] > TELLING_NATS, apart
 
     stop = threading.Event()
     answers: list[Greedy] = []
@@ -224,7 +227,34 @@ def test_twenty_swaps_under_load_fail_no_request_and_mix_no_answer(daemon: Any) 
     for said in answers:
         assert said.version == recorded[said.completion_id]
         # Names come from one place; the log-probabilities say which weights computed them.
-        assert deviation(said.trace, known[said.version][said.prompt]) <= max(bounds)
+        by_version = {version: deviation(said.trace, traces[said.prompt]) for version, traces in known.items()}
+        assert by_version[said.version] == min(by_version.values()), (said.prompt, said.version, by_version)
+        assert by_version[said.version] <= max(bounds)
+    assert daemon.client.post(f"/v1/adapters/{before_test}/promote", json={}).status_code == 200
+
+
+def distance(one: Trace, other: Trace) -> float:
+    """By how much two versions differ, in nats a token, seen from the one that sees less of it."""
+    return min(deviation(one, other), deviation(other, one))
+
+
+def bring_a_stranger(daemon: Any, tmp_path: Path) -> int:
+    """An adapter of noise that changes what is said about as much as the gate lets pass; the version that it got.
+
+    What one machine learns from a hundred ratings may be too little to tell its answers from the base's."""
+    base = read_base_shape(find_model("smollm2-135m"))
+    chance = np.random.default_rng(0)
+    matrices = {}
+    for module in base.top_modules(10):
+        n_out, n_in = base.module_shape(module)
+        drawn = [chance.normal(0, 0.05, shape).astype(np.float32) for shape in ((8, n_in), (n_out, 8))]
+        matrices[module] = (drawn[0], drawn[1])
+    folder = tmp_path / "stranger"
+    folder.mkdir()
+    save_peft(folder, AdapterWeights(base=base, rank=8, alpha=16.0, matrices=matrices), "SmolLM2-135M")
+    brought = daemon.client.post("/v1/adapters/import", json={"folder": str(folder)}).json()
+    assert brought["state"] == "published", brought
+    return int(brought["version"])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -78,11 +78,12 @@ def test_a_candidate_waits_for_a_context_and_an_operator_does_not_wait_for_it(st
         daemon.until(lambda: daemon.status()["learner"]["state"] == "gating")
         assert promote(daemon, 2).status_code == 200  # between two attempts to prove the candidate
         assert version_of(daemon.chat(max_tokens=1)) == 2
-    daemon.until(lambda: daemon.status()["learner"]["updates_total"] == 3)
-    last = daemon.status()["learner"]["last_update"]
-    assert last["verdict"] == "skipped"
-    assert last["reason"].startswith("version 2 is live, not 1")
-    assert daemon.status()["learner"]["ratings_until_update"] == 0
+    daemon.until(lambda: daemon.status()["learner"]["updates_total"] == 4)
+    again, skipped = daemon.client.get("/v1/updates").json()["data"][:2]
+    assert skipped["verdict"] == "skipped"
+    assert skipped["reason"].startswith("version 2 is live, not 1")
+    assert (again["verdict"], again["parent_version"]) == ("published", 2)
+    assert again["ratings"] == skipped["ratings"] == 4
 
 
 def folder_of(daemon: Any, version: int) -> Path:
