@@ -7,10 +7,10 @@ passed in here.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 from fastapi import FastAPI
 
@@ -19,22 +19,11 @@ from edged.api.app import build_app
 from edged.api.control import update_object
 from edged.api.feedback import feedback_object
 from edged.base_model import BaseModel
-from edged.control import PAUSED_FILE, Operator
+from edged.control import Operator
 from edged.failure import ADAPTER_FAULTS
 from edged.fallback import Fallback
-from edged.learn.anchor import Rules as AnchorRules
-from edged.learn.calibrating import Calibration
 from edged.learn.folders import Folders
-from edged.learn.forgetting import forget_removed
-from edged.learn.importing import Importer
-from edged.learn.learner import Learner
-from edged.learn.pacing import Pacing
-from edged.learn.proving import Prover
-from edged.learn.reference import Reference
-from edged.learn.scoring import Scorer
-from edged.learn.tokenising import Tokenising
-from edged.learn.trainer import Trainer
-from edged.learn.updating import Updater
+from edged.learning_parts import Heard, LearningParts
 from edged.placing import Placing
 from edged.practice_parts import PracticeParts
 from edged.ratings import Ratings
@@ -54,8 +43,6 @@ from edged.system.workers import Role, Workers
 from engine import protocol
 
 log = logging.getLogger(__name__)
-
-TRAIN_OOM_SCORE_ADJ = 500  # when memory runs out, the trainer goes before anything that answers
 
 
 class Assembly:
@@ -83,7 +70,6 @@ class Assembly:
         self._folders = folders
         self._workers = workers
         self.placing = placing
-        self._candidates = asyncio.Lock()
         self._serve_facts: protocol.Ready | None = None
         self._fallback = Fallback(store.lineage, folders)
         self._started_on = 0  # the version that the serve worker was told to start with
@@ -100,7 +86,7 @@ class Assembly:
             workers=workers,
             cache_folder=state_folder / "cache",
             serve_worker=self.serve_worker,
-            learner=self.learner,
+            learner=self.learning.learner,
             is_stopping=lambda: self.is_stopping,
             on_change=self._announce_status,
         )
@@ -111,19 +97,28 @@ class Assembly:
             workers=workers,
             routing=self.routing,
             answers=self.answers,
-            learner=self.learner,
-            calibration=self.calibration,
-            reference=self.reference,
+            learner=self.learning.learner,
+            calibration=self.learning.calibration,
+            reference=self.learning.reference,
             practice=self.practice,
             placing=self.placing,
         )
         self._build_operator()
 
+    def loops(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
+        """Name -> what runs as long as the daemon does."""
+        return {**self.learning.loops(), "practice": self.practice.run}
+
+    def reloaded(self) -> None:
+        """The settings have changed."""
+        self.learning.changed()
+        self.practice.changed()
+
     def app(self) -> FastAPI:
         """The HTTP application on these parts."""
         return build_app(
             answers=self.answers,
-            feedback=Ratings(self._store.feedback, self._rated, self.tokenising.wake),
+            feedback=Ratings(self._store.feedback, self._rated, self.learning.tokenising.wake),
             episodes=RecordedAnswers(
                 self._store.episodes,
                 self._forget_removed,
@@ -163,120 +158,28 @@ class Assembly:
         self.routing = Routing(self._staging, self._live_adapter, self._replace, self._announce_status)
 
     def _build_learning(self) -> None:
-        self.reference = Reference(
-            self._store.anchors,
-            self._store.lineage,
-            self._folders,
-            rules=lambda: AnchorRules(
-                configured=self._settings().learn.reference, ratings=self._settings().learn.reanchor_ratings
-            ),
-            base_sha256=self._model.sha256,
-            on_moved=self._reference_moved,
-        )
-        self._build_trainer()
-        self._prover = Prover(
-            self.routing,
-            self._trainer,
-            self._store.lineage,
-            lambda: resolved.proving(self._settings()),
-            self._eos_ids,
-            self._model.shape,
-            self._model.sha256,
-        )
-        self.calibration = Calibration(
-            self.routing,
-            self._trainer,
-            self._store.lineage,
-            candidates=self._candidates,
-            base_sha256=self._model.sha256,
-            trainer_kind=lambda: resolved.trainer_kind(self._settings()),
-            is_serving=lambda: self.serve_worker.is_ready,
-        )
-        self.learner = Learner(
-            settings=lambda: dataclasses.replace(
-                resolved.learning(self._settings(), self._model.shape),
-                reference=self.reference.version(),
-                plan=self.placing.training,
-            ),
-            base_sha256=self._model.sha256,
-            probes=self._probes,
-            ratings=self._store.feedback,
-            episodes=self._store.episodes,
-            written=self._store.written,
-            practice_book=self._store.practice,
-            updates=self._store.updates,
-            lineage=self._store.lineage,
+        self.learning = LearningParts(
+            self._settings,
+            state_folder=self._state_folder,
+            model=self._model,
+            store=self._store,
             folders=self._folders,
-            trainer=self._trainer,
-            updater=self._build_updater(),
-            calibration=self.calibration,
-            on_change=self._learner_changed,
-            on_finished=self._update_finished,
-        )
-        self.learner.switches.paused = (self._state_folder / PAUSED_FILE).exists()
-        self.tokenising = Tokenising(
-            self._store.written,
-            self._tokeniser,
-            base_sha256=self._model.sha256,
-            on_tokenised=self.learner.wake,
-        )
-        self.scorer = Scorer(
-            self._trainer,
-            self._store.episodes,
-            self._folders,
-            base_sha256=self._model.sha256,
-            oldest_version=lambda: max(0, self._store.lineage.live().version - self._settings().learn.staleness),
-            reference=self.reference.version,
-        )
-
-    def _build_trainer(self) -> None:
-        learn = self._settings().learn
-        self.train_worker = self._workers.add(
-            Role(
-                name="train",
-                role="train",
-                limits=resolved.worker_limits(learn.start_timeout_s, learn.hang_timeout_s),
-                start=self._start_train,
-                on_ready=self._train_ready,
-                on_message=self._train_said,
-                on_down=lambda why: self._trainer.down(),
-                on_fault=lambda fault: self._trainer.fault(fault),
-                oom_score_adj=TRAIN_OOM_SCORE_ADJ,
-            )
-        )
-        self._trainer = Trainer(self.train_worker, start_timeout_s=learn.start_timeout_s, on_progress=self._progressed)
-        self._pacing = Pacing(
-            self.train_worker,
-            is_training=lambda: self._trainer.is_working,
-            min_share=lambda: self._settings().learn.min_share,
-        )
-
-    def _build_updater(self) -> Updater:
-        return Updater(
-            folders=self._folders,
-            updates=self._store.updates,
-            trainer=self._trainer,
-            prover=self._prover,
-            router=self.routing,
-            candidates=self._candidates,
-            max_attempts=lambda: self._settings().learn.max_attempts,
-            on_stage=lambda update, stage: self.learner.stage(update, stage),
+            workers=self._workers,
+            placing=self.placing,
+            serve_worker=self.serve_worker,
+            serve_facts=lambda: self._serve_facts,
+            routing=self.routing,
+            tokeniser=self._tokeniser,
+            is_stopping=lambda: self.is_stopping,
+            heard=Heard(
+                changed=self._announce_status,
+                learner_changed=self._learner_changed,
+                published=self.events.publish,
+                finished=self._update_finished,
+            ),
         )
 
     def _build_operator(self) -> None:
-        importer = Importer(
-            folders=self._folders,
-            lineage=self._store.lineage,
-            trainer=self._trainer,
-            prover=self._prover,
-            router=self.routing,
-            candidates=self._candidates,
-            base=self._model.shape,
-            base_sha256=self._model.sha256,
-            base_name=self._model.name,
-            lora=resolved.lora(self._settings(), self._model.shape),
-            is_stopping=lambda: self.is_stopping,
-        )
         self._operator = Operator(
             state_folder=self._state_folder,
             base=self._model.shape,
@@ -285,10 +188,10 @@ class Assembly:
             lineage=self._store.lineage,
             update_list=self._store.updates,
             audit_log=self._store.audit,
-            learner=self.learner,
+            learner=self.learning.learner,
             router=self.routing,
-            importer=importer,
-            candidates=self._candidates,
+            importer=self.learning.importer(),
+            candidates=self.learning.candidates,
             parts=self.readings.parts,
             readiness=self._readiness,
             subscribe=self.events.subscribe,
@@ -318,21 +221,19 @@ class Assembly:
 
     def _tell_live(self, live: Live) -> None:
         self.events.publish("adapter", {"version": live.version, "why": live.why, "pinned": live.pinned})
-        self.learner.wake()
+        self.learning.learner.wake()
 
     def _serve_ready(self, ready: protocol.Ready) -> None:
         self._serve_facts = ready
         self.served.set()
         self.routing.ready(self._started_on)
         self.answers.ready()
-        self.tokenising.wake()
-        self.calibration.wake()
-        self.learner.wake()
+        self.learning.serve_ready()
         self.practice.changed()
         self._announce_status()
 
     def _serve_said(self, message: protocol.Message) -> None:
-        takers = (self._tokeniser, self.practice, self.answers, self._staging, self._pacing)
+        takers = (self._tokeniser, self.practice, self.answers, self._staging, self.learning.pacing)
         if not any(part.received(message) for part in takers):
             log.warning("the serve worker sent a %s that nobody expects", type(message).__name__)
 
@@ -354,34 +255,6 @@ class Assembly:
             self.serve_worker.unwant()
             self.served.set()
 
-    # -------------------------------------------------------------------------------------------- train worker
-
-    async def _start_train(self) -> protocol.Message:
-        cache = str(self._state_folder / "cache")
-        return resolved.start_train(self._settings(), self._model, cache, self.placing.training)
-
-    def _train_ready(self, ready: protocol.Ready) -> None:
-        self._trainer.ready()
-        self._pacing.trainer_ready()
-        self.calibration.wake()
-        self.scorer.wake()
-        self._announce_status()
-
-    def _train_said(self, message: protocol.Message) -> None:
-        if not self._trainer.received(message):
-            log.warning("the train worker sent a %s that nobody expects", type(message).__name__)
-
-    def _progressed(self, progress: protocol.Progress) -> None:
-        self.learner.progress = progress
-        self.events.publish("progress", {"stage": progress.stage, "done": progress.done, "total": progress.total})
-
-    def _eos_ids(self) -> frozenset[int]:
-        facts = self._serve_facts
-        return frozenset() if facts is None or facts.model is None else frozenset(facts.model.eos_ids)
-
-    def _probes(self) -> tuple[protocol.ProbeTokens, ...]:
-        return () if self._serve_facts is None else self._serve_facts.probes
-
     # ------------------------------------------------------------------------------------------ what happened
 
     def _learner_changed(self) -> None:
@@ -389,23 +262,16 @@ class Assembly:
         self._announce_status()
 
     async def _forget_removed(self) -> None:
-        await forget_removed(self._store.episodes, self._store.written, self._folders)
+        await self.learning.forget_removed()
         self.practice.removed()
 
     def _episode_recorded(self, episode_id: int, episode: Episode) -> None:
-        self.scorer.wake()
+        self.learning.scorer.wake()
         self.practice.asked()
 
-    def _reference_moved(self) -> None:
-        self.learner.wake()
-        self._announce_status()
-
     def _rated(self, rows: list[Feedback]) -> None:
-        self.learner.wake()
-        self.reference.wake()
+        self.learning.rated(is_corrected=any(row.correction is not None for row in rows))
         self.practice.rated()
-        if any(row.correction is not None for row in rows):
-            self.tokenising.wake()
         for row in rows:
             self.events.publish("feedback", feedback_object(row))
 
@@ -414,7 +280,6 @@ class Assembly:
         if update.verdict == "published":
             self.events.publish("adapter", {"version": update.version, "why": "published", "pinned": False})
         self._announce_status()
-        self.scorer.wake()
 
     def _announce_status(self) -> None:
         self.events.publish("status", status.status(self.readings.parts()))

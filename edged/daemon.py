@@ -142,12 +142,7 @@ class Daemon:
             self._parts.serve_worker.want()
             async with asyncio.TaskGroup() as tasks:
                 running = [
-                    tasks.create_task(_again_and_again("learner", self._parts.learner.run)),
-                    tasks.create_task(_again_and_again("scorer", self._parts.scorer.run)),
-                    tasks.create_task(_again_and_again("calibration", self._parts.calibration.run)),
-                    tasks.create_task(_again_and_again("tokenising", self._parts.tokenising.run)),
-                    tasks.create_task(_again_and_again("reference", self._parts.reference.run)),
-                    tasks.create_task(_again_and_again("practice", self._parts.practice.run)),
+                    *(tasks.create_task(_again_and_again(name, run)) for name, run in self._parts.loops().items()),
                     tasks.create_task(self._report(), name="report"),
                 ]
                 code = await self._serve_until_stopped()
@@ -237,7 +232,7 @@ class Daemon:
         self._parts.is_stopping = True
         self._parts.answers.close("the daemon is stopping; ask again in a moment")
         self._parts.events.close()
-        self._parts.train_worker.unwant()
+        self._parts.learning.close()
         self._parts.practice.close()
         self._parts.routing.close()
         await server.drain(self._settings.api.drain_s)
@@ -267,9 +262,7 @@ class Daemon:
             log.info("reloaded; changed: %s", ", ".join(changed) or "nothing")
             if needs_restart:
                 log.warning("these keys change at the next start only: %s", ", ".join(needs_restart))
-            self._parts.learner.wake()
-            self._parts.reference.wake()
-            self._parts.practice.changed()
+            self._parts.reloaded()
         if self._is_announced:
             self._notifier.ready(status.one_line(self._parts.readings.parts()))
 

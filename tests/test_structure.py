@@ -29,8 +29,10 @@ ADAPTERS_ONLY = {"numpy", "safetensors", "gguf", "msgpack"}
 COMPOSITION_ROOTS = (
     "edged.__main__",
     "edged.assembly",
+    "edged.config",
     "edged.readings",
     "edged.daemon",
+    "edged.learning_parts",
     "edged.practice_parts",
     "edged.resolved",
     "edged.cli",

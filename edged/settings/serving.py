@@ -1,0 +1,55 @@
+"""What is served and how it is asked for: `[model]`, `[serve]`, `[api]`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, PlainValidator
+
+from edged.addresses import Listen, TcpListen, UnixListen, parse_listen
+from edged.settings.keys import Section, key, list_key
+
+
+def _as_listen(value: object) -> Listen:
+    if isinstance(value, UnixListen | TcpListen):
+        return value
+    return parse_listen(value if isinstance(value, str) else "")
+
+
+class ModelSection(Section):
+    path: str = key("smollm2-135m", "Model: a packaged name or a .gguf file.", min_length=1)
+    name: str = key("", "Public name in /v1/models; empty: made from the path.", max_length=200)
+
+
+class ServeSection(Section):
+    slots: int = key(16, "Answers decoded at the same time.", ge=1, le=256)
+    context_tokens: int = key(
+        10240, "Tokens in the context of the serve worker, shared by its slots.", ge=256, le=2**20
+    )
+    threads: int = key(0, "CPU threads of the serve worker; 0: chosen from the machine.", ge=0, le=1024)
+    max_queue: int = key(256, "Requests that may wait for a slot; more get 429.", ge=0, le=100_000, live=True)
+    default_max_tokens: int = key(512, "Tokens of an answer if the request does not say.", ge=1, le=2**20, live=True)
+    gpu_layers: int = key(
+        0,
+        'Blocks of the model on the GPU; -1: all of them; 0: none, or all if placement.serve_device is "cuda".',
+        ge=-1,
+        le=1000,
+    )
+    start_timeout_s: float = key(120.0, "Seconds in which the serve worker must be ready.", ge=1, le=3600)
+    hang_timeout_s: float = key(30.0, "Seconds of silence after which it is killed and started again.", ge=3, le=3600)
+
+
+class ApiSection(Section):
+    listen: tuple[Annotated[Listen, PlainValidator(_as_listen)], ...] = list_key(
+        (), "Addresses, unix:PATH or tcp:HOST:PORT; empty: edged.sock in the state or runtime folder."
+    )
+    max_body_bytes: int = key(
+        2**20, "Largest request body, in bytes; larger ones get 413.", ge=1024, le=2**30, live=True
+    )
+    read_timeout_s: float = key(30.0, "Seconds in which a request must have arrived.", gt=0, le=3600, live=True)
+    drain_s: float = key(
+        7.0, "Seconds that running answers get at a stop, which takes 3 more at most.", ge=0, le=600, live=True
+    )
+    allowed_hosts: tuple[Annotated[str, Field(min_length=1)], ...] = list_key(
+        (), "Host names that TCP requests may ask for, besides the loopback ones."
+    )
