@@ -1,7 +1,8 @@
 """Requests on the two contexts: admits, decodes, samples and sends. The Generate half of the serve role's protocol.
 
 Each `step` evaluates one step of the live and, while it drains, of the other context, so both advance at the same
-pace. A request is bound to the live context when its first choice gets a slot, and stays there.
+pace. A request is bound to the live context when its first choice gets a slot, and stays there. One that names a
+version is bound to the context of that version at once.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ class Answering:
             prompt_ids = self._prompt_ids(message)
             room = self._room(message, prompt_ids)
             self._check_bias(message.sampling)
+            context = None if message.version is None else self._context_of(message.version)
         except _Refused as refused:
             self._send(RequestFailed(request_id=message.request_id, code=refused.code, message=str(refused)))
             return
@@ -83,8 +85,11 @@ class Answering:
             Choice(message.sampling, seed=seed, index=index, room=room, prompt_ids=prompt_ids)
             for index in range(message.n)
         )
-        self._answers[message.request_id] = Answer(message.request_id, prompt_ids, choices, arrived_at=arrived_at)
-        scheduler = self._decoders[self._swap.live].scheduler
+        answer = Answer(message.request_id, prompt_ids, choices, arrived_at=arrived_at)
+        self._answers[message.request_id] = answer
+        if context is not None:
+            self._bind(answer, context, 0)
+        scheduler = self._decoders[self._swap.live if context is None else context].scheduler
         for choice in choices:
             key: Key = (message.request_id, choice.index)
             scheduler.submit(Piece(key, prompt_ids, rows_from=len(prompt_ids) - 1, room=room))
@@ -141,6 +146,13 @@ class Answering:
                 self._take(decoder, row, now)
         return n_tokens
 
+    def _context_of(self, version: int) -> int:
+        """Where a request on `version` has begun. The last check of a request: it must not be refused after this."""
+        context = self._swap.begin_on(version)
+        if context is None:
+            raise _Refused("not_resident", f"version {version} is in no context, or has to make way; stage it first")
+        return context
+
     def _prompt_ids(self, message: Generate) -> tuple[int, ...]:
         if (message.messages is None) == (message.prompt is None):
             raise _Refused("bad_prompt", "exactly one of messages and prompt must be set")
@@ -185,11 +197,10 @@ class Answering:
     def _begin(self, context: int, admitted: Admitted) -> None:
         answer = self._of(admitted.key)
         if answer.context is None:
-            self._bind(answer, admitted.n_cached)
+            self._bind(answer, self._swap.begin(), admitted.n_cached)
         assert answer.context == context
 
-    def _bind(self, answer: Answer, n_cached: int) -> None:
-        context = self._swap.begin()
+    def _bind(self, answer: Answer, context: int, n_cached: int) -> None:
         answer.begin(context, cached_tokens=n_cached, now=time.monotonic())
         version = self._swap.version(context)
         self._send(Begun(request_id=answer.request_id, version=version, prompt_ids=answer.prompt_ids))
@@ -218,7 +229,9 @@ class Answering:
 
     def _cancel(self, answer: Answer) -> None:
         if answer.context is None:
-            self._bind(answer, 0)  # every answer begins before it ends, also one that had no slot yet
+            self._bind(
+                answer, self._swap.begin(), 0
+            )  # every answer begins before it ends, also one that had no slot yet
         self._drop(answer)
         for choice in answer.choices:
             if choice.finish_reason is None:

@@ -3,7 +3,7 @@
 Roles of a context:
 
     live      takes new requests
-    draining  was live; its requests run to their end on its version
+    draining  not live; its requests run to their end on its version
     spare     has no request; what it holds is still there, so routing back to it is a pointer change
     staging   an adapter is being loaded and proved on it
     staged    holds a proved adapter, ready to be routed
@@ -12,6 +12,7 @@ Roles of a context:
                               staging --failed--> spare, with the version that it held before
     live --route--> draining (or spare, without requests) --last request ends--> spare
     draining | spare --route back--> live
+    spare | staged --begin_on its version--> draining
 
 A Stage that comes while the other context drains or stages waits; at most MAX_WAITING_STAGES do. The caller performs
 the returned actions in order, and tells when a request begins and ends.
@@ -113,6 +114,19 @@ class Swap:
         """A new request begins; the context that it runs on."""
         context = self.live
         self._contexts[context].n_requests += 1
+        return context
+
+    def begin_on(self, version: int) -> int | None:
+        """A new request begins on `version`, live or not; the context that it runs on. None if no context holds it
+        ready, or an adapter waits to be staged, which comes first."""
+        if self.live_version == version:
+            return self.begin()
+        context = 1 - self.live
+        slot = self._contexts[context]
+        if slot.version != version or slot.role == "staging" or self._waiting:
+            return None
+        slot.role = "draining"
+        slot.n_requests += 1
         return context
 
     def end(self, context: int) -> tuple[Action, ...]:

@@ -66,13 +66,18 @@ class Sampling:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Generate(Message):
-    """Answer `messages` through the chat template, or continue `prompt` as it is: exactly one of the two."""
+    """Answer `messages` through the chat template, or continue `prompt` as it is: exactly one of the two.
+
+    version: None for the live one, which is what every user gets. Another one, to compare with it, has to be resident
+    in one of the contexts, and no adapter may wait to be staged.
+    """
 
     request_id: str
     messages: tuple[ChatMessage, ...] | None
     prompt: str | None
     n: int
     sampling: Sampling
+    version: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +157,8 @@ class RequestDone(Message):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFailed(Message):
-    """`code` is stable: context_length_exceeded, bad_template, bad_prompt, bad_logit_bias, engine_error."""
+    """`code` is stable: context_length_exceeded, bad_template, bad_prompt, bad_logit_bias, not_resident (a version that
+    was asked for by its number), engine_error."""
 
     request_id: str
     code: str

@@ -208,9 +208,17 @@ class Serve:
             failed = protocol.RequestFailed(request_id=message.request_id, code=refused.code, message=refused.message)
             self.link.send(failed)
             return
+        context = None if message.version is None else self.swap.begin_on(message.version)
+        if message.version is not None and context is None:
+            text = f"version {message.version} is in no context; stage it first"
+            self.link.send(protocol.RequestFailed(request_id=message.request_id, code="not_resident", message=text))
+            return
         asked = message.sampling.max_tokens or limit
         seed = message.sampling.seed if message.sampling.seed is not None else number(message.request_id) % 2**31
-        self.requests[message.request_id] = Request(message, prompt_ids, seed, min(asked, limit - len(prompt_ids)))
+        request = Request(message, prompt_ids, seed, min(asked, limit - len(prompt_ids)))
+        self.requests[message.request_id] = request
+        if context is not None:
+            self.begin(request, context)
 
     def tokenise(self, message: protocol.Tokenise) -> None:
         try:
@@ -231,7 +239,7 @@ class Serve:
         for request in list(self.requests.values()):
             running = sum(1 for r in self.requests.values() if r.context is not None)
             if request.context is None and running < self.start.slots:
-                self.begin(request)
+                self.begin(request, self.swap.begin())
         if self.requests and (pause_s := seconds("EDGED_LIGHT_TOKEN_S")):
             time.sleep(pause_s)
         hold = os.environ.get("EDGED_LIGHT_HOLD")
@@ -255,8 +263,7 @@ class Serve:
         if not choice.runs:
             self.choice_done(request, index)
 
-    def begin(self, request: Request) -> None:
-        context = self.swap.begin()
+    def begin(self, request: Request, context: int) -> None:
         version = self.swap.version(context)
         request.begin(context, version)
         self.link.send(
@@ -268,7 +275,7 @@ class Serve:
         if request is None:
             return
         if request.context is None:
-            self.begin(request)
+            self.begin(request, self.swap.begin())
         for index, choice in enumerate(request.choices):
             if choice.finish_reason is None:
                 choice.finish_reason = "cancelled"

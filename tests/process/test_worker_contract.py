@@ -422,6 +422,35 @@ def test_a_staged_adapter_changes_nothing_until_it_is_routed_and_can_be_left_aga
     assert versions(serving) == 0
 
 
+@KINDS
+def test_a_request_that_names_a_version_runs_on_it_beside_what_is_live_and_is_cancelled_as_any(
+    serving: Worker, kind: Kind, adapters: Callable[[int], AdapterRef]
+) -> None:
+    live = versions(serving)
+    other = adapters(3)
+    assert isinstance(stage(serving, other), protocol.Staged)
+    named = [dataclasses.replace(chat(n=6, max_tokens=300), version=version) for version in (3, live)]
+    for message in named:
+        serving.send(message)
+    for message in named:
+        serving.send(protocol.Cancel(request_id=message.request_id))
+    said: dict[str, list[Message]] = {message.request_id: [] for message in named}
+    while not all(messages and isinstance(messages[-1], protocol.RequestDone) for messages in said.values()):
+        message = serving.receive()
+        if not isinstance(message, NEWS):
+            said[getattr(message, "request_id", "")].append(message)
+    for message in named:
+        check_request(said[message.request_id], 6)
+        assert [begun.version for begun in of(said[message.request_id], protocol.Begun)] == [message.version]
+    whole = ask(serving, dataclasses.replace(chat(), version=3))
+    check_request(whole, 1)
+    (nowhere,) = ask(serving, dataclasses.replace(chat(), version=99))
+    assert isinstance(nowhere, protocol.RequestFailed)
+    assert nowhere.code == "not_resident"
+    assert versions(serving) == live
+    assert isinstance(stage(serving, adapters(2)), protocol.Staged)
+
+
 def versions(worker: Worker) -> int:
     """The version that answers now."""
     said = ask(worker, chat(max_tokens=1))

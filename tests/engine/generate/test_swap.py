@@ -57,6 +57,16 @@ class SwapRuns(RuleBasedStateMachine):
         assert self.swap.version(context) == self.routed
         self.requests[self.number] = (context, self.routed)
 
+    @rule(version=st.integers(0, 5))
+    def begin_on(self, version: int) -> None:
+        self.number += 1
+        context = self.swap.begin_on(version)
+        if context is None:
+            assert version != self.routed
+        else:
+            assert self.swap.version(context) == version
+            self.requests[self.number] = (context, version)
+
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
@@ -171,6 +181,18 @@ def test_too_many_waiting_stages_are_declined() -> None:
     for number in range(MAX_WAITING_STAGES):
         assert swap.stage(f"waits-{number}", 2 + number) == ()
     assert swap.stage("too many", 9) == (Decline("too many", 9),)
+
+
+def test_a_request_on_a_version_that_is_not_live_holds_its_context_and_gives_way_to_a_stage() -> None:
+    swap = Swap(0)
+    staged(swap, 1)
+    assert swap.begin_on(1) == 1
+    assert swap.begin_on(0) == swap.live
+    assert swap.begin_on(2) is None
+    assert swap.stage("next", 2) == ()
+    assert swap.begin_on(1) is None
+    assert swap.end(1) == (Place(1, 2, "next"),)
+    assert swap.begin_on(2) is None
 
 
 def test_an_end_without_a_request_is_a_bug() -> None:
