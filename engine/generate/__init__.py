@@ -2,7 +2,9 @@
 
     worker      the loop            answering   requests            staging   adapters
     scheduler   which tokens next   swap        which adapter where  sampling, text, answer   one token to its records
-    llamacpp    the C library       decoder     a context and its scheduler   prove   canaries and fluency
+    backend     what an engine gives                          decoder     a context and its scheduler
+    llamacpp    the C library       prove   canaries and fluency
 
-`scheduler`, `cells`, `swap`, `sampling`, `text`, `answer` and `template` are pure; only `llamacpp` touches the library.
+`scheduler`, `cells`, `swap`, `sampling`, `text`, `answer` and `template` are pure; only `llamacpp` touches the library,
+and everything else meets it through `backend`.
 """

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from engine.generate.answer import Answer, Choice
+from engine.generate.backend import DecodeFailed, Model
 from engine.generate.decoder import Decoder, Evaluated
-from engine.generate.llamacpp import DecodeFailed, Model
 from engine.generate.prompt import Prompts
 from engine.generate.sampling import NotFinite
 from engine.generate.scheduler import Admitted, Piece

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Hashable
 
-from engine.generate.llamacpp import Adapter, Context, Row
+from engine.generate.backend import Adapter, Context, Row
 from engine.generate.scheduler import Admitted, Copy, Forget, Piece, Scheduler
 
 

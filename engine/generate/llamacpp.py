@@ -24,16 +24,16 @@ import llama_cpp.llama_cpp as lib
 import numpy as np
 import numpy.typing as npt
 
+from adapters.folder import GGUF_FILE
 from engine.fault import EngineFault
+from engine.generate import backend
+from engine.generate.backend import BATCH_TOKENS, AdapterRefused, DecodeFailed, Row
 from engine.generate.scheduler import Entry
 from engine.protocol import ModelFacts
 
 llama_log = logging.getLogger("llama.cpp")
 
-Row = npt.NDArray[np.float32]
-
 GGUF_MAGIC = b"GGUF"
-BATCH_TOKENS = 512  # most tokens of one decode call
 UBATCH_TOKENS = 256  # most tokens of one graph: bounds the compute buffer
 
 SOUND_AMX_FLAG = b"-fno-tree-dse"
@@ -50,18 +50,6 @@ def _on_log(level: int, text: bytes, _user_data: Any) -> None:
     # Debug for all of it: errors become exceptions with the text in them, and the warnings are tuning hints and a line
     # for every repacked LoRA tensor, which no operator can act on.
     llama_log.debug("%s", line)
-
-
-class AdapterRefused(Exception):
-    """Raised when an adapter file does not load. `code`: adapter_unreadable or adapter_mismatch."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-
-
-class DecodeFailed(Exception):
-    """Raised when llama_decode does not take a batch; the context's memory is to be cleared."""
 
 
 class Model:
@@ -146,6 +134,14 @@ class Model:
             raise AdapterRefused(_adapter_code(reason), f"{path}: llama.cpp cannot load this adapter: {reason}")
         return Adapter(handle)
 
+    def open_adapter(self, folder: str) -> Adapter:
+        """The adapter in an adapter folder. Raises AdapterRefused."""
+        return self.load_adapter(os.path.join(folder, GGUF_FILE))
+
+    def open_context(self, *, context_tokens: int, n_sequences: int, max_rows: int, threads: int) -> Context:
+        """See `Context`. Raises EngineFault out_of_memory."""
+        return Context(self, context_tokens=context_tokens, n_sequences=n_sequences, max_rows=max_rows, threads=threads)
+
     def _metadata(self, key: str) -> str:
         buffer = ctypes.create_string_buffer(256)
         n = lib.llama_model_meta_val_str(self.handle, key.encode(), buffer, len(buffer))
@@ -202,11 +198,12 @@ class Context:
         self._memory = lib.llama_get_memory(handle)
         self._batch = _Batch(BATCH_TOKENS)
 
-    def set_adapter(self, adapter: Adapter | None) -> None:
+    def set_adapter(self, adapter: backend.Adapter | None) -> None:
         """Decode with `adapter` (None: the bare base) from now on; forgets every sequence."""
         if adapter is None:
             code = lib.llama_set_adapters_lora(self.handle, None, 0, None)
         else:
+            assert isinstance(adapter, Adapter)
             adapters = (lib.llama_adapter_lora_p_ctypes * 1)(adapter.handle)
             code = lib.llama_set_adapters_lora(self.handle, adapters, 1, (ctypes.c_float * 1)(1.0))
         if code != 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.generate.llamacpp import Model
+from engine.generate.backend import Vocabulary
 from engine.generate.template import BadTemplate, ChatTemplate
 from engine.protocol import ChatMessage, ProbeText, ProbeTokens
 
@@ -12,7 +12,7 @@ from engine.protocol import ChatMessage, ProbeText, ProbeTokens
 class Prompts:
     """Makes prompts for one model."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Vocabulary) -> None:
         """Raises BadTemplate if the model's template does not compile."""
         self._model = model
         self._bos = model.special_text("bos")

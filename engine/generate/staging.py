@@ -13,11 +13,10 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 from adapters.errors import AdapterError
-from adapters.folder import GGUF_FILE
 from adapters.manifest import verify
 from engine.generate import prove
+from engine.generate.backend import Adapter, AdapterRefused, DecodeFailed, Model
 from engine.generate.decoder import Decoder
-from engine.generate.llamacpp import Adapter, AdapterRefused, DecodeFailed, Model
 from engine.generate.prompt import Prompts
 from engine.generate.prove import Canary
 from engine.generate.sampling import NotFinite
@@ -217,7 +216,7 @@ class Staging:
             return
         verify(Path(ref.folder))
         yield
-        self._adapters[ref.version] = self._model.load_adapter(str(Path(ref.folder) / GGUF_FILE))
+        self._adapters[ref.version] = self._model.open_adapter(ref.folder)
 
     def _refuse(self, job: _Job, code: str, message: str) -> None:
         job_id, version = job.stage.job_id, job.stage.adapter.version

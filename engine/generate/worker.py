@@ -14,13 +14,13 @@ import time
 from pathlib import Path
 
 from adapters.errors import AdapterError
-from adapters.folder import GGUF_FILE
 from adapters.manifest import verify
 from engine.fault import EngineFault
+from engine.generate import llamacpp
 from engine.generate.answering import Answering
+from engine.generate.backend import Adapter, AdapterRefused, Model
 from engine.generate.decoder import Decoder
 from engine.generate.gaps import Gaps
-from engine.generate.llamacpp import Adapter, AdapterRefused, Context, Model
 from engine.generate.prompt import Prompts
 from engine.generate.prove import SLICE_TOKENS
 from engine.generate.scheduler import Piece, Scheduler
@@ -153,7 +153,7 @@ class _Loop:
 
 def _load(start: StartServe) -> _Loaded:
     began = time.monotonic()
-    model = Model(start.model_path, gpu_layers=start.gpu_layers)
+    model: Model = llamacpp.Model(start.model_path, gpu_layers=start.gpu_layers)
     try:
         prompts = Prompts(model)
         probes = tuple(prompts.probe(probe) for probe in start.probes)
@@ -176,15 +176,14 @@ def _load_adapter(model: Model, ref: AdapterRef) -> Adapter | None:
         return None
     try:
         verify(Path(ref.folder))
-        return model.load_adapter(str(Path(ref.folder) / GGUF_FILE))
+        return model.open_adapter(ref.folder)
     except (AdapterError, AdapterRefused) as error:
         raise EngineFault(error.code, f"version {ref.version}: {error}") from error
 
 
 def _build_decoder(model: Model, start: StartServe, adapter: Adapter | None) -> Decoder:
     n_sequences = start.slots + FINISHED_SEQUENCES
-    context = Context(
-        model,
+    context = model.open_context(
         context_tokens=start.context_tokens,
         n_sequences=n_sequences,
         max_rows=max(n_sequences, SLICE_TOKENS),

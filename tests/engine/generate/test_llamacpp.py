@@ -18,8 +18,9 @@ from adapters.shape import BaseShape
 from adapters.weights import AdapterWeights
 from engine.fault import EngineFault
 from engine.generate import prove
+from engine.generate.backend import AdapterRefused
 from engine.generate.decoder import Decoder
-from engine.generate.llamacpp import AdapterRefused, Context, Model
+from engine.generate.llamacpp import Context, Model
 from engine.generate.prompt import Prompts
 from engine.generate.sampling import NotFinite, raw_logprob
 from engine.generate.scheduler import Entry, Piece, Scheduler

@@ -10,8 +10,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from engine.generate.backend import Adapter, Context, DecodeFailed, Model, Row
 from engine.generate.decoder import Decoder
-from engine.generate.llamacpp import Adapter, Context, DecodeFailed, Model, Row
 from engine.generate.prompt import Prompts
 from engine.generate.scheduler import Entry, Scheduler
 from engine.generate.staging import Staging
