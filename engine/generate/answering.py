@@ -13,14 +13,14 @@ import time
 from collections.abc import Callable, Sequence
 
 from engine.generate.answer import Answer, Choice
+from engine.generate.asking import Asking, Refused
 from engine.generate.backend import DecodeFailed, Model
 from engine.generate.decoder import Decoder, Evaluated
 from engine.generate.prompt import Prompts
 from engine.generate.sampling import NotFinite
 from engine.generate.scheduler import Admitted, Piece
 from engine.generate.swap import Swap
-from engine.generate.template import BadTemplate
-from engine.protocol import Begun, Cancel, ChatMessage, Generate, Message, RequestFailed, Sampling, Tokenise, Tokenised
+from engine.protocol import Begun, Cancel, Generate, Message, RequestFailed, Tokenise
 
 log = logging.getLogger(__name__)
 
@@ -47,12 +47,11 @@ class Answering:
         send: Callable[[Message], None],
         ended: Callable[[int], None],
     ) -> None:
-        """context_tokens: the cells of a context; a sequence has no more, nor more than the model was trained for."""
+        """context_tokens: the cells of a context."""
         self._model = model
-        self._prompts = prompts
+        self._asking = Asking(model, prompts, context_tokens=context_tokens, trained_tokens=model.n_ctx_train_tokens)
         self._decoders = decoders
         self._swap = swap
-        self._context_tokens = context_tokens
         self._send = send
         self._ended = ended
         self._answers: dict[str, Answer] = {}
@@ -73,12 +72,10 @@ class Answering:
             return
         arrived_at = time.monotonic()
         try:
-            prompt_ids = self._prompt_ids(message)
-            room = self._room(message, prompt_ids)
-            self._check_bias(message.sampling)
+            prompt_ids, room = self._asking.check(message)
             context = None if message.version is None else self._context_of(message.version)
-        except _Refused as refused:
-            self._send(RequestFailed(request_id=message.request_id, code=refused.code, message=str(refused)))
+        except Refused as refused:
+            self._send(refused.as_message(message.request_id))
             return
         seed = message.sampling.seed if message.sampling.seed is not None else secrets.randbits(_SEED_BITS)
         choices = tuple(
@@ -97,18 +94,9 @@ class Answering:
     def tokenise(self, message: Tokenise) -> None:
         """Send the tokens of a written answer, or why it has none."""
         try:
-            prompt_ids = self._chat(message.messages) if message.messages is not None else ()
-            completion_ids = self._prompts.answer(message.answer)
-            n_prompt = len(prompt_ids) if message.messages is not None else message.prompt_tokens
-            room = min(self._context_tokens, self._model.n_ctx_train_tokens)
-            if n_prompt + len(completion_ids) > room:
-                n_tokens = n_prompt + len(completion_ids)
-                reason = f"prompt and answer have {n_tokens} tokens together, the context holds {room}"
-                raise _Refused("context_length_exceeded", reason)
-        except _Refused as refused:
-            self._send(RequestFailed(request_id=message.request_id, code=refused.code, message=str(refused)))
-            return
-        self._send(Tokenised(request_id=message.request_id, prompt_ids=prompt_ids, completion_ids=completion_ids))
+            self._send(self._asking.tokenise(message))
+        except Refused as refused:
+            self._send(refused.as_message(message.request_id))
 
     def cancel(self, message: Cancel) -> None:
         """End a request where it is; a request that is over already is none of our business."""
@@ -150,45 +138,8 @@ class Answering:
         """Where a request on `version` has begun. The last check of a request: it must not be refused after this."""
         context = self._swap.begin_on(version)
         if context is None:
-            raise _Refused("not_resident", f"version {version} is in no context, or has to make way; stage it first")
+            raise Refused("not_resident", f"version {version} is in no context, or has to make way; stage it first")
         return context
-
-    def _prompt_ids(self, message: Generate) -> tuple[int, ...]:
-        if (message.messages is None) == (message.prompt is None):
-            raise _Refused("bad_prompt", "exactly one of messages and prompt must be set")
-        if message.n < 1:
-            raise _Refused("bad_prompt", f"n: {message.n} choices asked, at least 1 is needed")
-        if message.messages is not None:
-            prompt_ids = self._chat(message.messages)
-        else:
-            assert message.prompt is not None
-            prompt_ids = self._prompts.text(message.prompt)
-        if not prompt_ids:
-            raise _Refused("bad_prompt", "prompt: it has no tokens; the model needs at least one")
-        return prompt_ids
-
-    def _chat(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
-        try:
-            return self._prompts.chat(messages)
-        except BadTemplate as error:
-            raise _Refused("bad_template", str(error)) from error
-
-    def _check_bias(self, sampling: Sampling) -> None:
-        unknown = [token for token, _ in sampling.logit_bias if token >= self._model.n_vocab]
-        if unknown:
-            reason = f"the model has no token {unknown[0]}: its tokens are 0 to {self._model.n_vocab - 1}"
-            raise _Refused("bad_logit_bias", reason)
-
-    def _room(self, message: Generate, prompt_ids: tuple[int, ...]) -> int:
-        """The most tokens that each choice may have."""
-        left = min(self._context_tokens, self._model.n_ctx_train_tokens) - len(prompt_ids)
-        if left < 1:
-            reason = too_long(len(prompt_ids), self._context_tokens, self._model.n_ctx_train_tokens)
-            raise _Refused("context_length_exceeded", reason)
-        asked = message.sampling.max_tokens
-        if asked is not None and asked < 1:
-            raise _Refused("bad_prompt", f"max_tokens: {asked}, at least 1 is needed")
-        return left if asked is None else min(asked, left)
 
     def _of(self, key: object) -> Answer:
         assert isinstance(key, tuple)
@@ -277,27 +228,3 @@ class Answering:
         for piece in queued:
             if isinstance(piece.key, tuple) and piece.key[0] in self._answers:
                 decoder.scheduler.submit(piece)
-
-
-class _Refused(Exception):
-    """Raised when a request cannot be queued; becomes RequestFailed."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-
-
-def too_long(prompt_tokens: int, context_tokens: int, trained_tokens: int) -> str:
-    """Why a prompt leaves no room for an answer, and what helps.
-
-    Args:
-        context_tokens: `serve.context_tokens`.
-        trained_tokens: the longest sequence that the model was trained for.
-    """
-    told = f"the prompt has {prompt_tokens} tokens"
-    if context_tokens < trained_tokens:
-        return (
-            f"{told}, the context holds {context_tokens} for prompt and answer together; shorten it or raise "
-            "serve.context_tokens"
-        )
-    return f"{told}, the model takes {trained_tokens} for prompt and answer together; shorten it"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.generate.answering import too_long
+from engine.generate.asking import too_long
 
 
 def test_where_the_setting_is_the_limit_raising_it_is_the_advice() -> None:
