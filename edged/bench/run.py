@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from edged.bench import footprint, serve, swap, update
+from edged.bench import footprint, serve, swap, switch, update
 from edged.bench.figures import HEADER, Figure, as_json, rows
 from edged.bench.session import Session
 from edged.cli.child import running, socket_of
@@ -27,6 +27,7 @@ Measure = Callable[[Session], Awaitable[list[Figure]]]
 PARTS: dict[str, Measure] = {
     "update": update.measure,
     "swap": swap.measure,
+    "switch": switch.measure,
     "serve": serve.measure,
     "footprint": footprint.measure,
 }

@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from edged.bench import serve, session, swap
+from edged.bench import serve, session, swap, switch
 from edged.bench.figures import Figure
 from edged.bench.provenance import Step, Trace
 from edged.bench.session import Session
@@ -88,8 +88,32 @@ def test_swaps_under_load_are_measured_against_a_daemon(light_daemon, monkeypatc
 
 
 def test_sampling_speed_counts_the_tokens_of_all_clients(light_daemon) -> None:
-    assert against(light_daemon, lambda session: serve.tokens_per_second(session, 4, seed=1)) > 0
-    assert len(light_daemon.answers.asked) == 4
+    loaded = against(light_daemon, lambda session: serve.load(session, 4, seed=1))
+    assert len(light_daemon.answers.asked) == len(loaded.answers) == serve.ANSWERS[4]
+    throughput, *latencies = serve.figures_of("4 clients", [loaded], target=None)
+    assert throughput.value == sum(answer.tokens for answer in loaded.answers) / loaded.seconds > 0
+    assert [figure.name for figure in latencies][:2] == ["4 clients, first token, p50", "4 clients, first token, p95"]
+
+
+def test_a_switch_is_told_by_the_bytes_that_either_way_moves() -> None:
+    values = by_name(switch.figures_of([12.0, 10.0], [2_000_000, 2_000_000], [300.0, 200.0], 100_000_000))
+    assert values["bytes, adapter / whole weights"] == 0.02
+    assert values["adapter: load and swap"] == 11.0
+    assert values["whole weights: written and read once"] == 250.0
+
+
+def test_a_switch_that_never_came_is_no_figure_and_misses_its_target() -> None:
+    figures = switch.figures_of([], [], [300.0], 100_000_000)
+    assert figures[-1].value is None
+    assert figures[-1].is_met is False
+    assert "refused" in figures[-1].note
+
+
+def test_moving_weights_takes_time_and_leaves_no_file(tmp_path: Path) -> None:
+    weights = tmp_path / "weights"
+    weights.write_bytes(bytes(1_000_000))
+    assert switch.moved_ms(weights, tmp_path) > 0
+    assert list(tmp_path.iterdir()) == [weights]
 
 
 def test_an_adapter_that_is_there_is_used(light_daemon) -> None:
