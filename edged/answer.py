@@ -16,6 +16,7 @@ class Ask:
     """A checked completion request. Exactly one of `messages` and `prompt` is set.
 
     stream: the reader shows events as they come; otherwise nothing of an answer is out before its end.
+    store: the answer can be asked for again, and its metadata changed, by its id.
     """
 
     completion_id: str
@@ -39,6 +40,7 @@ class Ask:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()  # token, and what is added to its logit
+    store: bool = False
 
     @property
     def shaped_by(self) -> str:

@@ -1,8 +1,8 @@
 """Completion requests as OpenAI's clients send them, and the `Ask` that each of them means. Pure.
 
-Fields fall into four kinds. What this server does is parsed. What has a value that means "without" (a penalty of 0, an
-empty list of tools) is taken with that value only, and refused as `unsupported_parameter` with any other. What only
-tunes OpenAI's own service (`IGNORED`) is accepted without effect. Everything else is `unknown_parameter`.
+What becomes of each field is decided in `edged.api.parameters`. What this server does is parsed. What has a value that
+means "without" (an empty list of tools) is taken with that value only, and refused as `unsupported_parameter` with any
+other. What could not change the answer is accepted without effect. Everything else is `unknown_parameter`.
 
 Beyond OpenAI there are `top_k` (0: off), `min_p` (0: off) and `repetition_penalty` (1: off).
 """
@@ -15,24 +15,14 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, WithJsonSchema, model_validator
 
 from edged.api.bodies import Body, mistake, unsupported
+from edged.api.parameters import IDLE
 from edged.api.ports import Ask
 from edged.records import Caller
 
 METADATA_PAIRS_MAX = 16
+OUR_METADATA = "edged."  # what begins with it is not an app's own, but said to this server
 STOP_MAX = 4
 N_MAX = 128
-
-# Accepted without effect: they steer OpenAI's billing, routing, caching and abuse handling, not the answer.
-IGNORED = frozenset(
-    {
-        "parallel_tool_calls",
-        "prompt_cache_key",
-        "prompt_cache_options",
-        "prompt_cache_retention",
-        "safety_identifier",
-        "service_tier",
-    }
-)
 
 
 def only(*neutral: Any) -> AfterValidator:
@@ -94,6 +84,18 @@ Metadata = Annotated[
     dict[Annotated[str, StringConstraints(max_length=64)], Annotated[str, StringConstraints(max_length=512)]],
     Field(max_length=METADATA_PAIRS_MAX),
 ]
+
+
+def _without_ours(metadata: dict[str, str]) -> dict[str, str]:
+    for key in metadata:
+        if key.startswith(OUR_METADATA):
+            raise mistake(
+                f"metadata that begins with {OUR_METADATA!r} speaks of an answer that is there; update its metadata",
+                param=f"metadata.{key}",
+            )
+    return metadata
+
+
 User = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 Tokens = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
@@ -148,8 +150,7 @@ class SamplingRequest(Body):
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: User | None = None
-    metadata: Metadata = Field(default_factory=dict)
-    store: bool = False
+    metadata: Annotated[Metadata, AfterValidator(_without_ours)] = Field(default_factory=dict)
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
@@ -158,9 +159,9 @@ class SamplingRequest(Body):
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_ignored(cls, value: Any) -> Any:
+    def _drop_idle(cls, value: Any) -> Any:
         if isinstance(value, Mapping):
-            return {name: item for name, item in value.items() if name not in IGNORED}
+            return {name: item for name, item in value.items() if name not in IDLE}
         return value
 
     @model_validator(mode="after")
@@ -191,6 +192,8 @@ class ChatRequest(SamplingRequest):
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=10_000)]
     max_completion_tokens: Tokens | None = None
+    store: bool = False
+    safety_identifier: User | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     audio: Annotated[Any, only()] = None
@@ -198,7 +201,6 @@ class ChatRequest(SamplingRequest):
     functions: Annotated[Any, only([])] = None
     modalities: Annotated[Any, only(["text"])] = None
     moderation: Annotated[Any, only()] = None
-    prediction: Annotated[Any, only()] = None
     reasoning_effort: Annotated[Any, only("none")] = None
     response_format: Annotated[Any, only({"type": "text"})] = None
     tool_choice: Annotated[Any, only("none", "auto")] = None
@@ -230,9 +232,10 @@ class ChatRequest(SamplingRequest):
             stop=tuple(self.stop),
             logprobs=self.logprobs,
             top_logprobs=self.top_logprobs or 0,
-            user=self.user,
+            user=self.safety_identifier if self.user is None else self.user,
             metadata=self.metadata,
             caller=caller,
+            store=self.store,
             **self.shape,
         )
 
@@ -242,9 +245,16 @@ class TextRequest(SamplingRequest):
 
     prompt: Prompt
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
-    best_of: Annotated[Any, only(1)] = None
+    best_of: Annotated[int, Field(ge=1, le=N_MAX)] | None = None
     echo: Annotated[Any, only(False)] = None
     suffix: Annotated[Any, only("")] = None
+    store: Annotated[Any, only(False)] = None
+
+    @model_validator(mode="after")
+    def _shows_all_that_it_makes(self) -> TextRequest:
+        if self.best_of is not None and self.best_of != self.n:
+            raise unsupported("this server shows every answer that it makes; best_of can only be n", param="best_of")
+        return self
 
     def ask(self, completion_id: str, caller: Caller) -> Ask:
         return Ask(

@@ -49,9 +49,9 @@ def mistake(message: str, *, param: str | None = None) -> PydanticCustomError:
     return PydanticCustomError("invalid_value", "{message}", {"message": message, "param": param})
 
 
-def unsupported(message: str) -> PydanticCustomError:
-    """An error for validators to raise at what OpenAI has and this server has not."""
-    return PydanticCustomError("unsupported_parameter", "{message}", {"message": message})
+def unsupported(message: str, *, param: str | None = None) -> PydanticCustomError:
+    """An error for validators to raise at what OpenAI has and this server has not. `param` as of `mistake`."""
+    return PydanticCustomError("unsupported_parameter", "{message}", {"message": message, "param": param})
 
 
 def json_body(model: type[B]) -> Callable[[Request], Coroutine[Any, Any, B]]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edged.api.asks import IGNORED, ChatRequest, TextRequest
+from edged.api.asks import ChatRequest, TextRequest
 from edged.records import Caller
 from edged.refusal import Refused
 
@@ -133,11 +133,6 @@ def test_values_that_shape_nothing_leave_a_plain_sample(neutral: dict[str, Any])
 )
 def test_shapes_beyond_their_bounds_are_refused(fields: dict[str, Any], param: str) -> None:
     assert refusal(**fields).param == param
-
-
-@pytest.mark.parametrize("field", sorted(IGNORED))
-def test_what_tunes_openais_own_service_has_no_effect(field: str) -> None:
-    assert chat(**{field: "auto"}) == chat()
 
 
 @pytest.mark.parametrize(
