@@ -6,6 +6,7 @@ ours: they are what the conversion of a real model would give.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -101,11 +102,18 @@ def write_family(folder: Path, name: str) -> Any:
     return model
 
 
-def write_family_gguf(path: Path, model: Any, quantised: gguf.GGMLQuantizationType | None = None, **keys: int) -> None:
+def write_family_gguf(
+    path: Path,
+    model: Any,
+    quantised: gguf.GGMLQuantizationType | None = None,
+    add_tokenizer: Callable[[gguf.GGUFWriter], None] | None = None,
+    **keys: int,
+) -> None:
     """The model as a GGUF file of float32 tensors.
 
     Args:
         quantised: the type of the matrices whose rows are whole blocks of it.
+        add_tokenizer: instead of the vocabulary of words that mean nothing.
         keys: further integers, by the name behind the architecture with `__` for `.`.
     """
     config = model.config
@@ -114,7 +122,7 @@ def write_family_gguf(path: Path, model: Any, quantised: gguf.GGMLQuantizationTy
     _add_facts(writer, config, arch)
     for key, value in keys.items():
         writer.add_uint32(f"{arch}.{key.replace('__', '.')}", value)
-    _add_tokenizer(writer)
+    (add_tokenizer or _add_tokenizer)(writer)
     architecture = next(number for number, known in gguf.MODEL_ARCH_NAMES.items() if known == arch)
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
