@@ -38,6 +38,7 @@ from edged.serve.tokenising import Tokeniser
 from edged.serve.translation import Serving
 from edged.settings import Settings
 from edged.store.store import Store
+from edged.swapping import Swaps
 from edged.system.broadcast import Broadcast
 from edged.system.workers import Role, Workers
 from engine import protocol
@@ -77,6 +78,7 @@ class Assembly:
         self.served = asyncio.Event()
         self.is_stopping = False
         self.events = Broadcast()
+        self._candidates = asyncio.Lock()
         self._build_serving()
         self._build_learning()
         self.practice = PracticeParts(
@@ -156,6 +158,15 @@ class Assembly:
         self._staging = Staging(self.serve_worker)
         self._tokeniser = Tokeniser(self.serve_worker)
         self.routing = Routing(self._staging, self._live_adapter, self._replace, self._announce_status)
+        self.swaps = Swaps(
+            state_folder=self._state_folder,
+            lineage=self._store.lineage,
+            complaint_about=self._folders.complaint_about,
+            router=self.routing,
+            candidates=self._candidates,
+            announce=self.events.publish,
+            on_change=self._live_changed,
+        )
 
     def _build_learning(self) -> None:
         self.learning = LearningParts(
@@ -169,6 +180,7 @@ class Assembly:
             serve_worker=self.serve_worker,
             serve_facts=lambda: self._serve_facts,
             routing=self.routing,
+            candidates=self._candidates,
             tokeniser=self._tokeniser,
             is_stopping=lambda: self.is_stopping,
             heard=Heard(
@@ -184,14 +196,12 @@ class Assembly:
             state_folder=self._state_folder,
             base=self._model.shape,
             model_name=self._model.name,
-            complaint_about=self._folders.complaint_about,
             lineage=self._store.lineage,
             update_list=self._store.updates,
             audit_log=self._store.audit,
             learner=self.learning.learner,
-            router=self.routing,
+            swaps=self.swaps,
             importer=self.learning.importer(),
-            candidates=self.learning.candidates,
             parts=self.readings.parts,
             readiness=self._readiness,
             subscribe=self.events.subscribe,
@@ -256,6 +266,10 @@ class Assembly:
             self.served.set()
 
     # ------------------------------------------------------------------------------------------ what happened
+
+    def _live_changed(self) -> None:
+        self.learning.learner.wake()
+        self._announce_status()
 
     def _learner_changed(self) -> None:
         self.practice.changed()

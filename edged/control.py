@@ -1,15 +1,14 @@
 """What an operator can do: implements `edged.api.ports.Control` on the daemon's parts.
 
-Thin: the decisions are the store's (compare-and-swap on what is live) and the learner's. A change of the live version
-is written first and routed then; where routing takes long it goes on by itself (`edged.serve.routing`).
+Thin: the decisions are the store's (compare-and-swap on what is live) and the learner's; `edged.swapping` changes what
+is live.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,8 +20,6 @@ from edged import status
 from edged.records import Adapter, AuditEntry, Caller, Live, Update
 from edged.refusal import Refused
 
-HISTORY_ROWS = 1000
-STOPGAP = "daemon"  # who puts another version in place of one that cannot be served
 PAUSED_FILE = "PAUSED"  # in the state folder: the operator's pause outlives the daemon
 
 
@@ -33,13 +30,7 @@ class LineageDesk(Protocol):
 
     def folder(self, version: int) -> str: ...
 
-    async def history(self, limit: int) -> list[Live]: ...
-
     async def list(self) -> list[Adapter]: ...
-
-    async def set_live(
-        self, version: int, *, why: str, caller: Caller, if_live: int | None, now: float, pinned: bool | None = None
-    ) -> Live: ...
 
     async def set_pinned(self, pinned: bool, *, version: int, if_live: int | None, caller: Caller) -> Live: ...
 
@@ -70,10 +61,14 @@ class LearnerSwitches(Protocol):
     def wake(self) -> None: ...
 
 
-class Router(Protocol):
-    """The serve worker's side of a change of what is live (`edged.serve.routing`)."""
+class Swaps(Protocol):
+    """What changes the live version (`edged.swapping`)."""
 
-    async def go_live(self) -> float | None: ...
+    async def promote(
+        self, version: int, *, if_live: int | None, caller: Caller, pinned: bool | None = None
+    ) -> Live: ...
+
+    async def undo(self, *, if_live: int | None, caller: Caller) -> Live: ...
 
 
 class Importer(Protocol):
@@ -83,8 +78,7 @@ class Importer(Protocol):
 
 
 class Operator:
-    """`parts` gives the status as it is now; `announce` tells readers of events; `complaint_about` reads the files of a
-    published version and tells why it cannot be served."""
+    """`parts` gives the status as it is now; `announce` tells readers of events."""
 
     def __init__(
         self,
@@ -92,14 +86,12 @@ class Operator:
         state_folder: Path,
         base: BaseShape,
         model_name: str,
-        complaint_about: Callable[[int], str | None],
         lineage: LineageDesk,
         update_list: UpdateList,
         audit_log: AuditLog,
         learner: LearnerSwitches,
-        router: Router,
+        swaps: Swaps,
         importer: Importer,
-        candidates: asyncio.Lock,
         parts: Callable[[], status.Parts],
         readiness: Callable[[], tuple[bool, str]],
         subscribe: Callable[[], AsyncIterator[tuple[str, dict[str, Any]]]],
@@ -108,14 +100,12 @@ class Operator:
         self._state_folder = state_folder
         self._base = base
         self._model_name = model_name
-        self._complaint_about = complaint_about
         self._lineage = lineage
         self._updates = update_list
         self._audit = audit_log
         self._learner = learner
-        self._router = router
+        self._swaps = swaps
         self._importer = importer
-        self._candidates = candidates
         self._parts = parts
         self._announce = announce
         self.ready = readiness
@@ -134,20 +124,16 @@ class Operator:
         return self._lineage.live(), await self._lineage.list()
 
     async def promote(self, version: int, *, if_live: int | None, caller: Caller) -> Live:
-        async with self._candidates:
-            return await self._make_live(version, why="promoted", if_live=if_live, caller=caller)
+        return await self._swaps.promote(version, if_live=if_live, caller=caller)
 
     async def rollback(self, *, if_live: int | None, caller: Caller) -> Live:
-        async with self._candidates:
-            before = await self._version_before()
-            return await self._make_live(before, why="rolled_back", if_live=if_live, caller=caller)
+        return await self._swaps.undo(if_live=if_live, caller=caller)
 
     async def pin(self, version: int, pinned: bool, *, if_live: int | None, caller: Caller) -> Live:
-        async with self._candidates:
-            if pinned and self._lineage.live().version != version:
-                await self._make_live(version, why="promoted", if_live=if_live, caller=caller, pinned=True)
-                if_live = version
-            live = await self._lineage.set_pinned(pinned, version=version, if_live=if_live, caller=caller)
+        if pinned and self._lineage.live().version != version:
+            await self._swaps.promote(version, if_live=if_live, caller=caller, pinned=True)
+            if_live = version
+        live = await self._lineage.set_pinned(pinned, version=version, if_live=if_live, caller=caller)
         self._learner.wake()
         self._announce("adapter", {"version": live.version, "why": live.why, "pinned": live.pinned})
         return live
@@ -209,85 +195,8 @@ class Operator:
     async def audit(self, *, limit: int) -> list[AuditEntry]:
         return await self._audit.list(limit)
 
-    async def _make_live(
-        self, version: int, *, why: str, if_live: int | None, caller: Caller, pinned: bool | None = None
-    ) -> Live:
-        await asyncio.to_thread(self._require_files, version)
-        live = await self._lineage.set_live(
-            version, why=why, caller=caller, if_live=if_live, now=time.time(), pinned=pinned
-        )
-        await self._serve(live)
-        return live
-
-    def _require_files(self, version: int) -> None:
-        """Refuse a published version that cannot be served before anything changes.
-
-        Of a version that was never published the store says why it cannot be live.
-        """
-        try:
-            folder = None if version == 0 else self.adapter_folder(version)
-        except Refused:
-            return
-        if folder is None:
-            return
-        if not folder.is_dir():
-            raise Refused(409, "no_files", f"the files of version {version} are not on this box any more")
-        complaint = self._complaint_about(version)
-        if complaint is not None:
-            raise Refused(409, "not_servable", f"version {version} cannot be served: {complaint}")
-
-    async def _version_before(self) -> int:
-        """The version that was live before the one that is."""
-        history = await self._lineage.history(HISTORY_ROWS)
-        for version in versions_before(history):
-            if await asyncio.to_thread(self._complaint_about, version) is None:
-                return version
-        raise Refused(409, "nothing_before", f"no other version was live before version {history[0].version}")
-
-    async def _serve(self, live: Live) -> None:
-        name = None if live.version == 0 else self._lineage.folder(live.version)
-        await asyncio.to_thread(adapter_files.write_current, self._state_folder, name)
-        event: dict[str, Any] = {"version": live.version, "why": live.why, "pinned": live.pinned}
-        swap_ms = await self._router.go_live()
-        if swap_ms is not None:
-            event["swap_ms"] = swap_ms
-        self._announce("adapter", event)
-        self._learner.wake()
-        now = self._lineage.live()
-        if now.version != live.version:
-            raise Refused(
-                409,
-                "not_servable",
-                f"the engine would not serve version {live.version} (the log says why); version {now.version} is live",
-            )
-
 
 def without_effect(weights: AdapterWeights) -> AdapterWeights:
     """The base as an adapter of the shape of `weights`: B is 0."""
     matrices = {module: (a, b * 0) for module, (a, b) in weights.matrices.items()}
     return dataclasses.replace(weights, matrices=matrices)
-
-
-def versions_before(history: Sequence[Live]) -> list[int]:
-    """The versions that a rollback may go to, the nearest first, from the live history (newest first).
-
-    A rollback takes back what it left: after going from 2 back to 1, the next one goes further back and not to 2.
-    """
-    return [version for version in wanted_versions(history)[1:] if version != history[0].version]
-
-
-def wanted_versions(history: Sequence[Live]) -> list[int]:
-    """What is to be served, the best first: what people and updates made live, and what was live before that.
-
-    What the daemon put in place of a version that it could not serve does not count: it is nobody's wish.
-    """
-    stack: list[int] = []
-    for live in reversed(history):
-        if live.caller == STOPGAP:
-            continue
-        if live.why == "rolled_back" and live.version in stack:
-            while stack[-1] != live.version:
-                stack.pop()
-        elif not stack or stack[-1] != live.version:
-            stack.append(live.version)
-    return [version for at, version in enumerate(reversed(stack)) if not at or version != stack[-1]]

@@ -12,9 +12,9 @@ import logging
 import time
 from typing import Protocol
 
-from edged.control import HISTORY_ROWS, STOPGAP, wanted_versions
 from edged.records import Caller, Live
 from edged.refusal import Refused
+from edged.swap import HISTORY_ROWS, STOPGAP, wanted_versions
 
 log = logging.getLogger(__name__)
 

@@ -70,6 +70,7 @@ class LearningParts:
         serve_worker: Worker,
         serve_facts: Callable[[], protocol.Ready | None],
         routing: Routing,
+        candidates: asyncio.Lock,
         tokeniser: Tokeniser,
         is_stopping: Callable[[], bool],
         heard: Heard,
@@ -86,7 +87,7 @@ class LearningParts:
         self._routing = routing
         self._is_stopping = is_stopping
         self._heard = heard
-        self.candidates = asyncio.Lock()
+        self._candidates = candidates
         self.reference = self._build_reference()
         self._build_trainer()
         self._build_learner()
@@ -118,7 +119,7 @@ class LearningParts:
             trainer=self._trainer,
             prover=self._prover,
             router=self._routing,
-            candidates=self.candidates,
+            candidates=self._candidates,
             base=self._model.shape,
             base_sha256=self._model.sha256,
             base_name=self._model.name,
@@ -174,7 +175,7 @@ class LearningParts:
             self._routing,
             self._trainer,
             self._store.lineage,
-            candidates=self.candidates,
+            candidates=self._candidates,
             base_sha256=self._model.sha256,
             trainer_kind=lambda: resolved.trainer_kind(self._settings()),
             is_serving=lambda: self._serve_worker.is_ready,
@@ -211,7 +212,7 @@ class LearningParts:
             trainer=self._trainer,
             prover=self._prover,
             router=self._routing,
-            candidates=self.candidates,
+            candidates=self._candidates,
             max_attempts=lambda: self._settings().learn.max_attempts,
             on_stage=lambda update, stage: self.learner.stage(update, stage),
         )

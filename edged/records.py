@@ -13,6 +13,7 @@ Verdict = Literal["published", "refused", "skipped", "failed"]
 UpdateState = Literal["planned", "training", "gating", "finished"]
 AdapterOrigin = Literal["base", "trained", "imported", "fleet"]
 AdapterState = Literal["candidate", "published", "refused"]
+WatchVerdict = Literal["kept", "rolled_back"]
 Scope = Literal["infer", "feedback", "admin"]
 EpisodeOrigin = Literal["user", "practice"]
 UpdateOrigin = Literal["ratings", "practice"]
@@ -286,7 +287,10 @@ class Update:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """One version in the lineage. Version 0 is the base and always there. `folder`: name under `adapters/`, or None."""
+    """One version in the lineage. Version 0 is the base and always there. `folder`: name under `adapters/`, or None.
+
+    verdict: what became of it after it went live (`edged.swap`), for the reason verdict_reason; None: nothing yet.
+    """
 
     version: int
     parent_version: int | None
@@ -298,6 +302,8 @@ class Adapter:
     reason: str | None  # why it was refused, or who imported it
     kept: bool
     metrics: dict[str, float]
+    verdict: WatchVerdict | None = None
+    verdict_reason: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,13 +317,15 @@ class PublishedAdapter:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Live:
-    """What is served: the newest row of the live history. `pinned`: publish nothing until unpinned."""
+    """What is served: the newest row of the live history. `pinned`: publish nothing until unpinned. `reason`: what
+    spoke against the version before, if that was rolled back."""
 
     version: int
     since: float
     why: Literal["base", "published", "promoted", "rolled_back"]
     caller: str
     pinned: bool
+    reason: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -216,6 +216,15 @@ class Router(Protocol):
         ...
 
 
+class RollsBack(Protocol):
+    """What takes a live version back (`edged.swapping`)."""
+
+    async def roll_back(self, version: int, reason: str, *, caller: Caller) -> Live:
+        """What is live then. caller: one of `edged.swap.JUDGES`. Raises edged.refusal.Refused 409: `live_changed`,
+        `pinned`, `nothing_before`, `not_servable`."""
+        ...
+
+
 class Calibrated(Protocol):
     """How far trainer and server round apart (`edged.learn.calibrating`)."""
 

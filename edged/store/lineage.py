@@ -2,8 +2,9 @@
 
 Versions rise for ever: they come from a counter of their own, so a number is never given twice, not even after a row is
 gone. Version 0 is the base and always published. Each change of what is served adds a row to the live history; the
-newest row is what is served, and its pin is all that is ever changed in it. The functions with a connection are parts
-of larger transactions (`edged.store.updates`).
+newest row is what is served, and its pin is all that is ever changed in it. A version that goes live has no verdict
+(`edged.swap`) until something speaks for or against it. The functions with a connection are parts of larger
+transactions (`edged.store.updates`).
 """
 
 from __future__ import annotations
@@ -11,19 +12,22 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
+from typing import Any
 
 import apsw
 
-from edged.records import Adapter, AdapterOrigin, Caller, Live, PublishedAdapter
+from edged import swap
+from edged.records import Adapter, AdapterOrigin, Caller, Live, PublishedAdapter, WatchVerdict
 from edged.refusal import Refused
 from edged.store import anchors, audit, blobs
 from edged.store.database import Database
 from edged.store.rows import Row, all_rows, first_row, single_row
 
 _ADAPTER = (
-    "SELECT version, parent_version, origin, state, created_at, sha256, folder, reason, kept, metrics FROM adapters"
+    "SELECT version, parent_version, origin, state, created_at, sha256, folder, reason, kept, metrics, verdict,"
+    " verdict_reason FROM adapters"
 )
-_LIVE = "SELECT version, since, why, caller, pinned FROM live_history"
+_LIVE = "SELECT version, since, why, caller, pinned, reason FROM live_history"
 
 _AUDITED = {"promoted": "promote", "rolled_back": "rollback"}
 
@@ -148,6 +152,7 @@ class Lineage:
         if_live: int | None,
         now: float,
         pinned: bool | None = None,
+        reason: str | None = None,
     ) -> Live:
         """Append to the live history.
 
@@ -155,6 +160,7 @@ class Lineage:
             why: "promoted" or "rolled_back"; the audit shows it.
             if_live: only if this version is live now.
             now: Unix seconds.
+            reason: of a rollback: what speaks against the version that is live, and becomes its verdict; None: nothing.
             pinned: whether `version` is pinned from now on. None: it is not, and this is refused while another one is.
         Raises:
             Refused: 409 `live_changed`, 409 `pinned`, 404 `adapter_not_found`, 409 `adapter_refused`,
@@ -174,10 +180,26 @@ class Lineage:
                 raise Refused(
                     409, "adapter_not_published", f"adapter {version} is still a candidate; wait for its verdict"
                 )
-            audit.record(connection, _AUDITED[why], {"version": version, "from": live.version}, caller=caller, now=now)
-            return _append_live(connection, version, why, caller, pinned=bool(pinned), now=now)
+            if version and adapter.folder is None:
+                raise Refused(409, "no_files", f"version {version} has no adapter files any more")
+            detail: dict[str, Any] = {"version": version, "from": live.version}
+            if reason is not None:
+                detail["reason"] = reason
+                _set_verdict(connection, live.version, "rolled_back", reason)
+            audit.record(connection, _AUDITED[why], detail, caller=caller, now=now)
+            return _append_live(connection, version, why, caller, pinned=bool(pinned), now=now, reason=reason)
 
         return await self._database.write(insert, self.adopt)
+
+    async def hold(self, version: int, reason: str) -> Adapter:
+        """The live version has stood its watch. Raises Refused: 409 `live_changed`."""
+
+        def update(connection: apsw.Connection) -> Adapter:
+            require_live(connection, version)
+            _set_verdict(connection, version, "kept", reason)
+            return _get(connection, version)
+
+        return await self._database.write(update)
 
     async def set_pinned(self, pinned: bool, *, version: int, if_live: int | None, caller: Caller) -> Live:
         """Pin or unpin the live version. `since` stays.
@@ -259,6 +281,9 @@ def publish_candidate(
         "UPDATE adapters SET state = 'published', sha256 = ?, folder = ? WHERE version = ?",
         (published.sha256, published.folder, version),
     )
+    before, candidate = _get(connection, live.version), _get(connection, version)
+    if before.verdict is None and (candidate.origin, candidate.parent_version) == ("trained", before.version):
+        _set_verdict(connection, before.version, "kept", f"version {version} was trained on top of it")
     merge_metrics(connection, version, published.metrics)
     return _append_live(connection, version, "published", caller, pinned=False, now=now)
 
@@ -279,13 +304,35 @@ def merge_metrics(connection: apsw.Connection, version: int, metrics: dict[str, 
 
 
 def _append_live(
-    connection: apsw.Connection, version: int, why: str, caller: Caller, *, pinned: bool, now: float
+    connection: apsw.Connection,
+    version: int,
+    why: str,
+    caller: Caller,
+    *,
+    pinned: bool,
+    now: float,
+    reason: str | None = None,
 ) -> Live:
+    # What a rollback leads to keeps the verdict that it is the better one; anything else is watched from now on.
     connection.execute(
-        "INSERT INTO live_history (version, since, why, caller, pinned) VALUES (?, ?, ?, ?, ?)",
-        (version, now, why, caller.name, pinned),
+        "UPDATE adapters SET verdict = NULL, verdict_reason = NULL WHERE version = ?"
+        " AND NOT (? = 'rolled_back' AND verdict IS 'kept')",
+        (version, why),
+    )
+    connection.execute(
+        "INSERT INTO live_history (version, since, why, caller, pinned, reason) VALUES (?, ?, ?, ?, ?, ?)",
+        (version, now, why, caller.name, pinned, reason),
     )
     return _read_live(connection)
+
+
+def _set_verdict(connection: apsw.Connection, version: int, verdict: WatchVerdict, reason: str) -> None:
+    """What became of the live version. Raises SwapError if it cannot become that."""
+    stage = swap.stage_of(_get(connection, version).verdict, serving=True)
+    swap.after(stage, "held" if verdict == "kept" else "rolled_back")
+    connection.execute(
+        "UPDATE adapters SET verdict = ?, verdict_reason = ? WHERE version = ?", (verdict, reason, version)
+    )
 
 
 def _read_live(connection: apsw.Connection) -> Live:
@@ -334,8 +381,10 @@ def _to_adapter(row: Row) -> Adapter:
         reason=row[7],
         kept=bool(row[8]),
         metrics=blobs.from_json(row[9]),
+        verdict=row[10],
+        verdict_reason=row[11],
     )
 
 
 def _to_live(row: Row) -> Live:
-    return Live(version=row[0], since=row[1], why=row[2], caller=row[3], pinned=bool(row[4]))
+    return Live(version=row[0], since=row[1], why=row[2], caller=row[3], pinned=bool(row[4]), reason=row[5])

@@ -261,6 +261,12 @@ _STEPS = (
     FROM (SELECT episode_id, max(seq) AS seq FROM feedback WHERE rating IS NOT NULL GROUP BY episode_id) AS rated
     WHERE rated.episode_id = ratings.episode_id AND rated.seq <> ratings.feedback_seq;
     """,
+    """
+    ALTER TABLE live_history ADD COLUMN reason TEXT; -- what spoke against the version before, if it was rolled back
+    ALTER TABLE adapters ADD COLUMN verdict TEXT CHECK (verdict IN ('kept', 'rolled_back')); -- of the latest watch
+    ALTER TABLE adapters ADD COLUMN verdict_reason TEXT;
+    ALTER TABLE adapters ADD COLUMN collected_at REAL; -- when its files were removed; it has no folder since
+    """,
 )
 
 SCHEMA_VERSION = len(_STEPS)

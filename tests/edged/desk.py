@@ -21,6 +21,7 @@ from edged.records import Adapter, Caller, PublishedAdapter
 from edged.refusal import Refused
 from edged.store.lineage import Lineage
 from edged.store.store import Store
+from edged.swapping import Swaps
 
 SHAPE = BaseShape(arch="llama", n_layers=2, n_embd=8, n_heads=2, n_kv_heads=1, head_dim=4, n_ff=12, n_vocab=16)
 OPERATOR = Caller(name="uid:0", scopes=frozenset({"admin"}))
@@ -81,6 +82,7 @@ class Desk:
     root: Path
     store: Store
     operator: Operator
+    swaps: Swaps
     learner: LightLearner
     router: LightRouter
     candidates: asyncio.Lock
@@ -140,25 +142,35 @@ def at_desk(root: Path, scenario: Callable[[Desk], Awaitable[None]]) -> None:
         def no_parts() -> Any:
             raise AssertionError("no test here asks for the status")
 
+        def tell(name: str, data: dict[str, Any]) -> None:
+            told.append((name, data))
+
+        swaps = Swaps(
+            state_folder=root,
+            lineage=store.lineage,
+            complaint_about=Folders(root, "b" * 64).complaint_about,
+            router=router,
+            candidates=candidates,
+            announce=tell,
+            on_change=learner.wake,
+        )
         operator = Operator(
             state_folder=root,
             base=SHAPE,
             model_name="small",
-            complaint_about=Folders(root, "b" * 64).complaint_about,
             lineage=store.lineage,
             update_list=store.updates,
             audit_log=store.audit,
             learner=learner,
-            router=router,
+            swaps=swaps,
             importer=LightImporter(store, imported),
-            candidates=candidates,
             parts=no_parts,
             readiness=lambda: (True, "ready"),
             subscribe=no_events,
-            announce=lambda name, data: told.append((name, data)),
+            announce=tell,
         )
         try:
-            await scenario(Desk(root, store, operator, learner, router, candidates, told, imported))
+            await scenario(Desk(root, store, operator, swaps, learner, router, candidates, told, imported))
         finally:
             await store.close()
 

@@ -23,7 +23,7 @@ def test_promoting_makes_a_version_live_and_serves_it(tmp_path: Path) -> None:
         folder = desk.operator.adapter_folder(first)
         assert desk.router.served == [1]
         assert (tmp_path / "CURRENT").read_text() == f"{folder.name}\n"
-        assert desk.told == [("adapter", {"version": 1, "why": "promoted", "pinned": False, "swap_ms": 1.0})]
+        assert desk.told == [("adapter", {"version": 1, "why": "promoted", "pinned": False, "from": 2, "swap_ms": 1.0})]
         assert desk.learner.wakes == 1
         assert (await audited(desk))[0] == "promote"
 
@@ -120,7 +120,7 @@ def test_a_serve_worker_that_is_behind_does_not_stop_a_promotion(tmp_path: Path)
         await desk.publish()
         desk.router.is_behind = True
         assert (await desk.operator.promote(first, if_live=None, caller=OPERATOR)).version == first
-        assert desk.told == [("adapter", {"version": first, "why": "promoted", "pinned": False})]
+        assert desk.told == [("adapter", {"version": first, "why": "promoted", "pinned": False, "from": 2})]
 
     at_desk(tmp_path, scenario)
 

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from edged.control import STOPGAP
 from edged.fallback import Fallback
 from edged.records import Caller, Live
 from edged.refusal import Refused
+from edged.swap import STOPGAP
 
 OPERATOR = Caller(name="uid:0", scopes=frozenset({"admin"}))
 

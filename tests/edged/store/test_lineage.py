@@ -107,6 +107,35 @@ def test_promote_and_rollback_append_to_the_history_and_to_the_audit(in_store: I
     in_store(scenario)
 
 
+def test_a_version_gets_its_verdict_when_it_is_rolled_back_or_trained_on(in_store: InStore, operator: Caller) -> None:
+    async def scenario(store: Store) -> None:
+        async def verdicts() -> list[tuple[str | None, str | None]]:
+            return [(adapter.verdict, adapter.verdict_reason) for adapter in await store.lineage.list()]
+
+        async def train() -> None:
+            parent = store.lineage.live().version
+            candidate = await store.lineage.add_candidate(origin="trained", parent_version=parent, caller=operator)
+            files = PublishedAdapter(sha256="a" * 64, folder=f"v{candidate.version}-aaaaaaaa", metrics={})
+            await store.lineage.publish(candidate.version, files, caller=operator)
+
+        await train()
+        await train()
+        trained_on = [("kept", "version 1 was trained on top of it"), ("kept", "version 2 was trained on top of it")]
+        assert await verdicts() == [*trained_on, (None, None)]
+        assert (await store.lineage.hold(2, "it stood")).verdict == "kept"
+        await store.lineage.set_live(
+            1, why="rolled_back", caller=operator, if_live=2, now=5.0, reason="it repeats itself"
+        )
+        assert await verdicts() == [*trained_on, ("rolled_back", "it repeats itself")]
+        assert store.lineage.live().reason == "it repeats itself"
+        assert (await store.audit.list(1))[0].detail == {"version": 1, "from": 2, "reason": "it repeats itself"}
+        await store.lineage.set_live(2, why="promoted", caller=operator, if_live=1, now=6.0)
+        assert await verdicts() == [*trained_on, (None, None)]
+        assert (await refusal(store.lineage.hold(1, "it stood")))[:2] == (409, "live_changed")
+
+    in_store(scenario)
+
+
 def test_if_live_lets_only_one_of_two_callers_win(in_store: InStore, operator: Caller) -> None:
     async def scenario(store: Store) -> None:
         await imported(store, operator)
