@@ -40,6 +40,7 @@ from edged.settings import Settings
 from edged.store.store import Store
 from edged.swapping import Swaps
 from edged.system.broadcast import Broadcast
+from edged.system.resting import Resting, Sleeper
 from edged.system.workers import Role, Workers
 from engine import protocol
 
@@ -79,6 +80,7 @@ class Assembly:
         self.is_stopping = False
         self.events = Broadcast()
         self._candidates = asyncio.Lock()
+        self._resting = Resting(self._announce_status)
         self._build_serving()
         self._build_learning()
         self.practice = PracticeParts(
@@ -109,7 +111,7 @@ class Assembly:
 
     def loops(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
         """Name -> what runs as long as the daemon does."""
-        return {**self.learning.loops(), "practice": self.practice.run}
+        return {**self.learning.loops(), "practice": self.practice.run, "resting": self._resting.run}
 
     def reloaded(self) -> None:
         """The settings have changed."""
@@ -153,7 +155,15 @@ class Assembly:
             self.serve_worker,
             self._store.episodes,
             self._episode_recorded,
-            lambda: self.practice.users(self.answers.active),
+            self._load_changed,
+        )
+        self._resting.add(
+            Sleeper(
+                name="serve",
+                worker=self.serve_worker,
+                in_use=lambda: bool(self.answers.active) or self.learning.needs_serving or self.practice.is_working,
+                keep_warm_s=lambda: resolved.serve_keeps_warm_s(self._settings()),
+            )
         )
         self._staging = Staging(self.serve_worker)
         self._tokeniser = Tokeniser(self.serve_worker)
@@ -183,6 +193,7 @@ class Assembly:
             candidates=self._candidates,
             tokeniser=self._tokeniser,
             is_stopping=lambda: self.is_stopping,
+            resting=self._resting,
             heard=Heard(
                 changed=self._announce_status,
                 learner_changed=self._learner_changed,
@@ -271,6 +282,12 @@ class Assembly:
         self.learning.learner.wake()
         self._announce_status()
 
+    def _load_changed(self) -> None:
+        """A request has come or is done."""
+        if self.answers.active:
+            self._resting.used("serve")
+        self.practice.users(self.answers.active)
+
     def _learner_changed(self) -> None:
         self.practice.changed()
         self._announce_status()
@@ -301,6 +318,6 @@ class Assembly:
     def _readiness(self) -> tuple[bool, str]:
         if self.is_stopping:
             return False, "stopping"
-        if not self.serve_worker.is_ready:
+        if not self.serve_worker.is_ready and not self._resting.is_asleep("serve"):
             return False, "the serve worker is starting"
         return True, "ready"

@@ -35,6 +35,7 @@ from edged.serve.routing import Routing
 from edged.serve.tokenising import Tokeniser
 from edged.settings import Settings
 from edged.store.store import Store
+from edged.system.resting import Resting, Sleeper
 from edged.system.workers import Role, Worker, Workers
 from engine import protocol
 
@@ -73,6 +74,7 @@ class LearningParts:
         candidates: asyncio.Lock,
         tokeniser: Tokeniser,
         is_stopping: Callable[[], bool],
+        resting: Resting,
         heard: Heard,
     ) -> None:
         self._settings = settings
@@ -86,6 +88,7 @@ class LearningParts:
         self._serve_facts = serve_facts
         self._routing = routing
         self._is_stopping = is_stopping
+        self._resting = resting
         self._heard = heard
         self._candidates = candidates
         self.reference = self._build_reference()
@@ -125,7 +128,18 @@ class LearningParts:
             base_name=self._model.name,
             lora=resolved.lora(self._settings(), self._model.shape),
             is_stopping=self._is_stopping,
+            awake=lambda: self._resting.awake("serve", self._settings().serve.start_timeout_s),
         )
+
+    @property
+    def needs_serving(self) -> bool:
+        """Whether the serve worker has a part in what learning does now or at once."""
+        return self.is_updating or (self.calibration.is_pending and self._trainer.is_ready)
+
+    @property
+    def is_updating(self) -> bool:
+        """Whether an update trains or is judged."""
+        return self.learner.state in ("training", "gating")
 
     # ------------------------------------------------------------------------------------------------------- building
 
@@ -154,6 +168,14 @@ class LearningParts:
                 on_down=lambda why: self._trainer.down(),
                 on_fault=lambda fault: self._trainer.fault(fault),
                 oom_score_adj=TRAIN_OOM_SCORE_ADJ,
+            )
+        )
+        self._resting.add(
+            Sleeper(
+                name="train",
+                worker=self._train_worker,
+                in_use=lambda: self._trainer.is_working or self.is_updating,
+                keep_warm_s=lambda: resolved.train_keeps_warm_s(self._settings(), self._placing.training),
             )
         )
         self._trainer = Trainer(self._train_worker, start_timeout_s=learn.start_timeout_s, on_progress=self._progressed)
@@ -235,6 +257,7 @@ class LearningParts:
         self.learner.wake()
         self.reference.wake()
         if is_corrected:
+            self._resting.used("serve")
             self.tokenising.wake()
 
     async def forget_removed(self) -> None:

@@ -102,6 +102,16 @@ class PracticeParts:
             fitted=self._judging.report,
         )
 
+    @property
+    def is_working(self) -> bool:
+        """Whether a round of practice is under way."""
+        return self._practising is not None and self._practising.view().state in (
+            "preparing",
+            "sampling",
+            "judging",
+            "training",
+        )
+
     def close(self) -> None:
         """The daemon is stopping."""
         if self._judging is not None:

@@ -105,6 +105,19 @@ def gpu_layers(configured: int, device: str) -> int:
     return -1 if device != "auto" and configured == 0 else configured
 
 
+def serve_keeps_warm_s(settings: Settings) -> float | None:
+    """How long the serve worker stays without work; None: for ever, because it holds no card."""
+    where = settings.placement
+    on_card = gpu_layers(settings.serve.gpu_layers, _device(settings, where.serve, where.serve_device)) != 0
+    return where.keep_warm_s if on_card else None
+
+
+def train_keeps_warm_s(settings: Settings, plan: protocol.TrainPlan = ONE_PROCESS) -> float | None:
+    """The same of the train worker."""
+    device = plan.devices[0] if plan.devices else _train_device(settings)
+    return None if device.startswith("cpu") else settings.placement.keep_warm_s
+
+
 def start_train(
     settings: Settings, model: BaseModel, cache_folder: str, plan: protocol.TrainPlan = ONE_PROCESS
 ) -> protocol.StartTrain:

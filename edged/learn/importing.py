@@ -10,7 +10,7 @@ import asyncio
 import logging
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -71,6 +71,7 @@ class Importer:
         base_name: str,
         lora: protocol.LoraSettings,
         is_stopping: Callable[[], bool],
+        awake: Callable[[], Awaitable[None]],
     ) -> None:
         self._folders = folders
         self._lineage = lineage
@@ -83,6 +84,7 @@ class Importer:
         self._base_name = base_name
         self._lora = lora
         self._is_stopping = is_stopping
+        self._awake = awake
 
     async def bring(self, folder: Path, caller: Caller, *, if_live: int | None = None) -> Adapter:
         """Judge the PEFT folder or llama.cpp LoRA file `folder`; the adapter that it became, published or refused.
@@ -191,6 +193,7 @@ class Importer:
         live = self._lineage.live().version
         versions = await asyncio.to_thread(self._folders.versions)
         await self._trainer.start()
+        await self._awake()
         judgement = await self._prover.prove(
             protocol.AdapterRef(version=version, folder=str(spool / "adapter")),
             self._folders.reference_to(live, versions),

@@ -45,6 +45,13 @@ class PlacementSection(Section):
         ge=1,
         le=4,
     )
+    keep_warm_s: float = key(
+        300.0,
+        "Seconds without work after which a worker leaves its GPU; it comes back when needed. On the CPU workers stay.",
+        ge=1,
+        le=2_592_000,
+        live=True,
+    )
 
 
 class StoreSection(Section):

@@ -294,7 +294,8 @@ def test_live_keys_are_those_that_a_running_daemon_can_take_over() -> None:
     live = _live_keys()
     assert {"learn.batch_ratings", "learn.learning_rate", "gate.norm_max", "gate.fluency_prompts"} <= live
     assert {"serve.max_queue", "serve.default_max_tokens", "reward.clip", "api.max_body_bytes", "log.level"} <= live
-    assert not {key for key in live if key.split(".")[0] in {"model", "lora", "placement", "store"}}
+    fixed = {key for key in live if key.split(".")[0] in {"model", "lora", "placement", "store"}}
+    assert fixed == {"placement.keep_warm_s"}
     assert not live & {"learn.enabled", "learn.dtype", "learn.threads", "learn.idle_class", "api.listen", "serve.slots"}
 
 

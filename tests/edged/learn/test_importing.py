@@ -24,7 +24,13 @@ from engine import protocol
 InBox = Callable[[Callable[[Any], Awaitable[None]]], None]
 
 
-def importer_of(box: Any, lora: protocol.LoraSettings | None = None) -> Importer:
+async def nothing() -> None:
+    """The serve worker is awake."""
+
+
+def importer_of(
+    box: Any, lora: protocol.LoraSettings | None = None, awake: Callable[[], Awaitable[None]] | None = None
+) -> Importer:
     return Importer(
         folders=box.folders,
         lineage=box.store.lineage,
@@ -37,11 +43,25 @@ def importer_of(box: Any, lora: protocol.LoraSettings | None = None) -> Importer
         base_name="small",
         lora=lora or box.LORA,
         is_stopping=lambda: box.is_stopping,
+        awake=awake or nothing,
     )
 
 
 async def bring(box: Any, folder: Path) -> Adapter:
     return await importer_of(box).bring(folder, box.OPERATOR)
+
+
+def test_the_serve_worker_is_woken_before_an_adapter_is_proved(in_box: InBox, peft_folder: Path) -> None:
+    async def steps(box: Any) -> None:
+        box.stage.failures.append(WorkerLost("the serve worker is not running"))
+
+        async def awake() -> None:
+            box.stage.failures.clear()
+
+        adapter = await importer_of(box, awake=awake).bring(peft_folder, box.OPERATOR)
+        assert adapter.state == "published"
+
+    in_box(steps)
 
 
 async def refusal(box: Any, folder: Path) -> Refused:
