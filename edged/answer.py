@@ -43,6 +43,12 @@ class Ask:
     store: bool = False
 
     @property
+    def payer(self) -> str:
+        """Whose turn it takes and in whose share it counts: the user it names, else the key, the uid of the process or
+        the listener that it came by. A user's name is never that of a key."""
+        return self.caller.name if self.user is None else f"user:{self.user}"
+
+    @property
     def shaped_by(self) -> str:
         """What changes the distribution besides temperature, top_p and top_k: names with a space between; mostly ""."""
         neutral = {

@@ -1,8 +1,19 @@
-"""How many requests may be under way, and what a client is told when there are too many. Pure."""
+"""How many requests may be under way, and what a client is told when there are too many. Pure.
+
+Slots and queue are shared by all users. So that nobody fills the queue alone, whoever has something under way may take
+more only while the room left is an eighth of it at least: dynamic thresholds (Choudhury and Hahne, IEEE/ACM
+Transactions on Networking 6(2), 1998). One user who asks without end gets eight ninths of the queue, several get equal
+parts of almost all of it, and there is room for whoever comes next. What would start at once is never refused, nor is a
+user with nothing under way while there is room at all.
+
+In which order what waits gets its slots is the serve worker's business (`engine.generate.fairness`).
+"""
 
 from __future__ import annotations
 
 import dataclasses
+
+OWN_FOR_EACH_FREE = 8  # sequences that a user may have under way for each place that is left
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,21 +26,31 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Full:
-    """The request is turned away; a slot is expected to be free after `retry_after_s`."""
+    """The request is turned away; a slot is expected to be free after `retry_after_s`. own: because of what its own
+    user has under way."""
 
     retry_after_s: float
+    own: bool = False
 
 
-def admit(limits: Limits, *, under_way: int, asked: int, sequence_s: float) -> Full | None:
+def admit(limits: Limits, *, under_way: int, own: int, asked: int, sequence_s: float) -> Full | None:
     """Whether `asked` more sequences may join `under_way`; None means yes.
 
     Args:
-        under_way: sequences that run or wait.
+        under_way: sequences that run or wait, of all users.
+        own: of those, the ones of the user who asks.
         asked: sequences of the new request (its `n`), at least 1.
-        sequence_s: how long a sequence took lately.
+        sequence_s: how long a sequence took lately, from its slot on.
     """
     room = limits.slots + limits.max_queue - under_way
-    if asked <= room:
+    if asked > room:
+        return Full(retry_after_s=_until_free_s(asked - room, limits, sequence_s))
+    starts_at_once = under_way + asked <= limits.slots
+    surplus = (own + asked) // OWN_FOR_EACH_FREE - (room - asked)
+    if starts_at_once or own == 0 or surplus <= 0:
         return None
-    waves = (asked - room) / limits.slots
-    return Full(retry_after_s=max(1.0, waves * sequence_s))
+    return Full(retry_after_s=_until_free_s(surplus, limits, sequence_s), own=True)
+
+
+def _until_free_s(places: int, limits: Limits, sequence_s: float) -> float:
+    return max(1.0, places / limits.slots * sequence_s)

@@ -189,13 +189,15 @@ class Answers:
             self.refused_total += 1
             most = limits.slots + limits.max_queue
             raise Refused(400, "too_many_choices", f"n is {ask.n}; this server takes {most} at most", param="n")
-        full = admission.admit(limits, under_way=self.active, asked=ask.n, sequence_s=self._sequence_s)
+        own = sum(answer.ask.n for answer in self._answers.values() if answer.ask.payer == ask.payer)
+        full = admission.admit(limits, under_way=self.active, own=own, asked=ask.n, sequence_s=self._sequence_s)
         if full is not None:
             self.refused_total += 1
+            what = f"{own} sequences of this user" if full.own else f"{self.active} sequences"
             raise Refused(
                 429,
                 "too_many_requests",
-                f"{self.active} sequences are under way or waiting; try again in {full.retry_after_s:.0f} s",
+                f"{what} are under way or waiting; try again in {full.retry_after_s:.0f} s",
                 retry_after_s=full.retry_after_s,
             )
 
@@ -310,8 +312,7 @@ class Answers:
 
     def _finish(self, answer: _Answer, done: protocol.RequestDone) -> None:
         self.completion_tokens_total += done.completion_tokens
-        took_s = time.monotonic() - answer.began
-        self._sequence_s += SEQUENCE_S_WEIGHT * (took_s - self._sequence_s)
+        self._sequence_s += SEQUENCE_S_WEIGHT * (done.prefill_s + done.decode_s - self._sequence_s)
         answer.tell(
             Usage(
                 prompt_tokens=done.prompt_tokens,
@@ -323,7 +324,7 @@ class Answers:
 
 
 class _Answer:
-    """An answer under way. `sent`: a worker has it. `began`: monotonic.
+    """An answer under way. `sent`: a worker has it.
 
     Events (`held`) and finished choices (`whole`) of an answer that is not streamed are held back until its end, so
     that it can be run again.
@@ -332,7 +333,6 @@ class _Answer:
     def __init__(self, ask: Ask) -> None:
         self.ask = ask
         self.created_at = time.time()
-        self.began = time.monotonic()
         self.events: asyncio.Queue[AnswerEvent | None] = asyncio.Queue()
         self.inbox: asyncio.Queue[protocol.Message | _Lost] = asyncio.Queue()
         self.task: asyncio.Task[None] | None = None

@@ -45,6 +45,7 @@ def generate(ask: Ask, default_max_tokens: int) -> protocol.Generate:
             top_logprobs=ask.top_logprobs,
             logprobs=ask.logprobs,
         ),
+        user=ask.payer,
     )
 
 

@@ -89,7 +89,8 @@ class Answering:
         scheduler = self._decoders[self._swap.live if context is None else context].scheduler
         for choice in choices:
             key: Key = (message.request_id, choice.index)
-            scheduler.submit(Piece(key, prompt_ids, rows_from=len(prompt_ids) - 1, room=room))
+            last = len(prompt_ids) - 1
+            scheduler.submit(Piece(key, prompt_ids, last, room, user=message.user, group=message.request_id))
 
     def tokenise(self, message: Tokenise) -> None:
         """Send the tokens of a written answer, or why it has none."""

@@ -20,6 +20,7 @@ from engine.generate import llamacpp
 from engine.generate.answering import Answering
 from engine.generate.backend import Adapter, AdapterRefused, Model
 from engine.generate.decoder import Decoder
+from engine.generate.fairness import Service
 from engine.generate.gaps import Gaps
 from engine.generate.prompt import Prompts
 from engine.generate.prove import SLICE_TOKENS
@@ -166,7 +167,8 @@ def _load(start: StartServe) -> _Loaded:
     except BadTemplate as error:
         raise EngineFault("bad_template", f"{start.model_path}: {error}") from error
     adapter = _load_adapter(model, start.adapter)
-    decoders = (_build_decoder(model, start, adapter), _build_decoder(model, start, adapter))
+    service = Service()  # one: a swap is no reason to forget what a user was served
+    decoders = (_build_decoder(model, start, adapter, service), _build_decoder(model, start, adapter, service))
     _warm_up(decoders[0], start)
     return _Loaded(model, prompts, decoders, adapter, probes, time.monotonic() - began)
 
@@ -181,7 +183,7 @@ def _load_adapter(model: Model, ref: AdapterRef) -> Adapter | None:
         raise EngineFault(error.code, f"version {ref.version}: {error}") from error
 
 
-def _build_decoder(model: Model, start: StartServe, adapter: Adapter | None) -> Decoder:
+def _build_decoder(model: Model, start: StartServe, adapter: Adapter | None, service: Service) -> Decoder:
     n_sequences = start.slots + FINISHED_SEQUENCES
     context = model.open_context(
         context_tokens=start.context_tokens,
@@ -189,7 +191,7 @@ def _build_decoder(model: Model, start: StartServe, adapter: Adapter | None) -> 
         max_rows=max(n_sequences, SLICE_TOKENS),
         threads=start.threads,
     )
-    scheduler = Scheduler(slots=start.slots, n_sequences=n_sequences, pool_tokens=start.context_tokens)
+    scheduler = Scheduler(slots=start.slots, n_sequences=n_sequences, pool_tokens=start.context_tokens, service=service)
     decoder = Decoder(context, scheduler)
     decoder.set_adapter(adapter)
     return decoder

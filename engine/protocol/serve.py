@@ -70,6 +70,7 @@ class Generate(Message):
 
     version: None for the live one, which is what every user gets. Another one, to compare with it, has to be resident
     in one of the contexts, and no adapter may wait to be staged.
+    user: with whom its choices wait for slots: users take turns, however many requests each has.
     """
 
     request_id: str
@@ -78,6 +79,7 @@ class Generate(Message):
     n: int
     sampling: Sampling
     version: int | None = None
+    user: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -647,6 +647,25 @@ def test_a_request_beyond_slots_and_queue_gets_429_and_takes_no_room() -> None:
     run(scenario)
 
 
+def test_a_user_who_fills_the_queue_is_refused_while_another_still_gets_in() -> None:
+    async def scenario() -> None:
+        serve = Serve(slots=1, max_queue=20)
+        readers = [serve.read(ask(f"a{number}", user="ann")) for number in range(19)]
+        await serve.settle()
+        refused = await serve.read(ask("one more", user="ann")).refusal()
+        assert (refused.status, refused.code) == (429, "too_many_requests")
+        assert refused.message.startswith("19 sequences of this user")
+        readers += [serve.read(ask("b1", user="bob")), serve.read(ask("c1", user=None))]
+        await serve.settle()
+        assert serve.answers.is_running("b1")
+        assert serve.answers.is_running("c1")
+        assert [message.user for message in serve.engine.asked][-3:] == ["user:ann", "user:bob", "uid:1000"]
+        for reader in readers:
+            await reader.leave()
+
+    run(scenario)
+
+
 def test_a_stopping_daemon_takes_no_new_request_and_finishes_the_ones_it_has() -> None:
     async def scenario() -> None:
         serve = Serve()

@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.generate.scheduler import Admitted, Copy, Forget, Piece, RowOf, Scheduler, Step, common_prefix
+from engine.generate.fairness import SAMPLED_WEIGHT
+from engine.generate.scheduler import Admitted, Copy, Forget, Piece, RowOf, Scheduler, Step
 
 SLOTS, SEQUENCES, POOL = 3, 5, 60
+USERS = ("ann", "bob", "cid")
 
 
 class Cache:
@@ -48,8 +50,8 @@ class Cache:
         return seen
 
 
-def piece(key: Hashable, tokens: tuple[int, ...], room: int = 4) -> Piece:
-    return Piece(key, tokens, rows_from=len(tokens) - 1, room=room)
+def piece(key: Hashable, tokens: tuple[int, ...], room: int = 4, user: str = "", group: str = "") -> Piece:
+    return Piece(key, tokens, rows_from=len(tokens) - 1, room=room, user=user, group=group)
 
 
 def scheduler(slots: int = SLOTS, pool: int = POOL, sequences: int = SEQUENCES, kept: int = POOL) -> Scheduler:
@@ -60,6 +62,7 @@ def scheduler(slots: int = SLOTS, pool: int = POOL, sequences: int = SEQUENCES, 
 class Running:
     tokens: list[int]
     room: int
+    user: str
     started: bool = False
 
 
@@ -71,25 +74,29 @@ class SchedulerRuns(RuleBasedStateMachine):
         self.scheduler = scheduler(kept=20)
         self.cache = Cache(POOL)
         self.work: dict[int, Running] = {}
-        self.submitted: list[int] = []
-        self.admitted: list[int] = []
+        self.submitted: dict[str, list[int]] = {user: [] for user in USERS}
+        self.admitted: dict[str, list[int]] = {user: [] for user in USERS}
         self.next_key = 0
 
     # Few distinct tokens: common prefixes are frequent.
-    @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=25), room=st.integers(1, 15))
-    def submit(self, tokens: list[int], room: int) -> None:
+    @rule(
+        tokens=st.lists(st.integers(0, 1), min_size=1, max_size=25),
+        room=st.integers(1, 15),
+        user=st.sampled_from(USERS),
+    )
+    def submit(self, tokens: list[int], room: int, user: str) -> None:
         key = self.next_key
         self.next_key += 1
-        self.scheduler.submit(piece(key, tuple(tokens), room))
-        self.work[key] = Running(list(tokens), room)
-        self.submitted.append(key)
+        self.scheduler.submit(piece(key, tuple(tokens), room, user, group="".join(map(str, tokens))))
+        self.work[key] = Running(list(tokens), room, user)
+        self.submitted[user].append(key)
 
     @rule(prompt_tokens=st.integers(1, 12), token=st.integers(0, 1), ends=st.booleans())
     def step(self, prompt_tokens: int, token: int, ends: bool) -> None:
         step = self.scheduler.plan(prompt_tokens)
         for admitted in step.admitted:
             assert isinstance(admitted.key, int)
-            self.admitted.append(admitted.key)
+            self.admitted[self.work[admitted.key].user].append(admitted.key)
             self.work[admitted.key].started = True
         seen = self.cache.run(step)
         for row, tokens in seen:
@@ -114,7 +121,7 @@ class SchedulerRuns(RuleBasedStateMachine):
             self.scheduler.finish(key)
         else:
             assert [p.key for p in self.scheduler.withdraw(lambda p: p.key == key)] == [key]
-            self.submitted.remove(key)
+            self.submitted[self.work[key].user].remove(key)
         del self.work[key]
 
     @precondition(lambda self: not self.scheduler.active_keys())
@@ -132,8 +139,9 @@ class SchedulerRuns(RuleBasedStateMachine):
         assert len(self.scheduler.active_keys()) <= SLOTS
 
     @invariant()
-    def admits_in_the_order_of_submission(self) -> None:
-        assert self.admitted == self.submitted[: len(self.admitted)]
+    def admits_in_the_order_of_submission_within_a_user(self) -> None:
+        for user in USERS:
+            assert self.admitted[user] == self.submitted[user][: len(self.admitted[user])]
 
     def teardown(self) -> None:
         for _ in range(10_000):
@@ -259,6 +267,106 @@ def test_the_head_of_the_queue_is_not_overtaken_by_one_that_would_fit() -> None:
     assert s.plan(100).admitted == ()
 
 
+def test_one_request_of_another_user_passes_two_hundred_that_wait_and_takes_the_next_slot() -> None:
+    s = scheduler(slots=2, pool=1000)
+    for number in range(200):
+        s.submit(piece(("ann", number), (number, 7), room=3, user="ann"))
+    s.plan(100)
+    s.submit(piece("bob's", (900, 901, 902), user="bob"))
+    assert s.plan(100).admitted == (), "both slots are taken"
+    s.finish(s.active_keys()[0])
+    (admitted,) = s.plan(100).admitted
+    assert admitted.key == "bob's"
+
+
+def test_choices_wait_for_their_prompt_and_other_users_do_not_wait_with_them() -> None:
+    s, prompt = scheduler(slots=4, pool=400, sequences=6), tuple(range(50))
+    for choice in range(3):
+        s.submit(piece(("ann", choice), prompt, user="ann"))
+    s.submit(piece("ann's next", (300,), user="ann"))
+    s.submit(piece("bob's", (200, 201), user="bob"))
+    first = s.plan(16)
+    assert [a.key for a in first.admitted] == [("ann", 0), "bob's"]
+    assert [row.key for row in first.rows] == ["bob's"], "a short prompt does not wait for the end of a long one"
+    s.finish("bob's")
+    for _ in range(2):
+        assert s.plan(16).admitted == ()
+    assert [row.key for row in s.plan(16).rows] == [("ann", 0)]
+    s.append(("ann", 0), 1)
+    step = s.plan(16)
+    assert step.admitted == (Admitted(("ann", 1), 49), Admitted(("ann", 2), 49), Admitted("ann's next", 0))
+
+
+def test_the_oldest_prompt_gets_half_of_the_prompt_tokens_however_many_short_ones_come() -> None:
+    s = scheduler(slots=3, pool=1000, sequences=8)
+    s.submit(piece("long", tuple(range(100, 180)), room=0, user="ann"))
+    for number in range(100):
+        s.submit(piece(number, tuple(range(1000 + 10 * number, 1000 + 10 * number + 8)), room=0))
+    for _ in range(9):
+        step = s.plan(16)
+        by_long = [entry.token for entry in step.entries if entry.token < 1000]
+        assert len(by_long) == (16 if by_long[-1] == 179 else 8), "until it has no more left than they"
+        assert len(step.entries) == 16
+        for row in step.rows:
+            s.finish(row.key)
+    assert "long" not in s.active_keys()
+
+
+def test_eight_choices_evaluate_their_prompt_once_also_where_slots_are_few_and_others_ask() -> None:
+    s, cache, prompt = scheduler(slots=2, pool=400, sequences=4, kept=0), Cache(400), tuple(range(50))
+    for choice in range(8):
+        s.submit(piece(("ann", choice), prompt, room=2, user="ann", group="r"))
+    for number in range(4):
+        s.submit(piece(("bob", number), (200 + number, 201), room=2, user="bob"))
+    evaluated = 0
+    while s.has_work:
+        step = s.plan(16)
+        cache.run(step)
+        evaluated += sum(entry.token < 50 for entry in step.entries)
+        for row in step.rows:
+            if row.index < (52 if row.key[0] == "ann" else 4) - 1:  # type: ignore[index]
+                s.append(row.key, 100)
+            else:
+                s.finish(row.key)
+    assert evaluated == 50 + 7, "the prompt, and its last token again for each other choice's first row"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.tuples(st.integers(1, 20), st.integers(1, 20)),
+    rooms=st.tuples(st.integers(1, 20), st.integers(1, 20)),
+    slots=st.integers(1, 6),
+)
+def test_users_who_always_have_work_get_the_same_service(
+    lengths: tuple[int, int], rooms: tuple[int, int], slots: int
+) -> None:
+    pool = 40 * slots
+    s = scheduler(slots=slots, pool=pool, sequences=slots + 2, kept=0)
+    served, waiting, n = {"ann": 0, "bob": 0}, {"ann": 0, "bob": 0}, 0
+    room_left: dict[Hashable, int] = {}
+    for _ in range(300):
+        for index, user in enumerate(waiting):
+            while waiting[user] < slots + 1:
+                n += 1
+                s.submit(piece((user, n), tuple(range(100 * n, 100 * n + lengths[index])), rooms[index], user))
+                room_left[user, n] = rooms[index]
+                waiting[user] += 1
+        step = s.plan(16)
+        assert len(s.active_keys()) == slots or s.cells_reserved > pool - 40, "a slot is empty while somebody waits"
+        for admitted in step.admitted:
+            user = admitted.key[0]  # type: ignore[index]
+            waiting[user] -= 1
+            served[user] += lengths[user == "bob"]
+        for row in step.rows:
+            if room_left[row.key] == 0:
+                s.finish(row.key)
+                continue
+            room_left[row.key] -= 1
+            s.append(row.key, 1)
+            served[row.key[0]] += SAMPLED_WEIGHT  # type: ignore[index]
+        assert abs(served["ann"] - served["bob"]) <= 2 * max(*lengths, SAMPLED_WEIGHT * pool)
+
+
 def test_what_can_never_fit_is_refused_at_once() -> None:
     with pytest.raises(ValueError, match="never fit"):
         scheduler(pool=10).submit(piece("huge", tuple(range(8)), room=3))
@@ -270,11 +378,3 @@ def test_memory_is_not_cleared_under_a_running_piece() -> None:
     s.plan(10)
     with pytest.raises(ValueError, match="active"):
         s.forget_all()
-
-
-@given(st.lists(st.integers(0, 2)), st.lists(st.integers(0, 2)))
-def test_common_prefix_equals_counting(a: list[int], b: list[int]) -> None:
-    counted = 0
-    while counted < min(len(a), len(b)) and a[counted] == b[counted]:
-        counted += 1
-    assert common_prefix(a, b, min(len(a), len(b))) == counted
