@@ -97,3 +97,8 @@ class Usage:
 
 
 AnswerEvent = Started | Piece | Ended | Usage
+
+
+def fingerprint_of(base_sha256: str, version: int) -> str:
+    """OpenAI's `system_fingerprint`: the base model, and the adapter version that answered."""
+    return f"edged-{base_sha256[:8]}-v{version}"

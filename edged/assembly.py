@@ -29,7 +29,7 @@ from edged.practice_parts import PracticeParts
 from edged.ratings import Ratings
 from edged.readings import Readings
 from edged.records import Episode, Feedback, Live, Update
-from edged.removal import RecordedAnswers
+from edged.removal import RecordedAnswers, RecordedCompletions
 from edged.serve.admission import Limits as AdmissionLimits
 from edged.serve.answers import Answers
 from edged.serve.routing import Routing
@@ -127,6 +127,7 @@ class Assembly:
                 self._store.episodes,
                 self._forget_removed,
             ),
+            completions=RecordedCompletions(self._store.completions, self._forget_removed),
             control=self._operator,
             keys=self._store.keys,
             settings=resolved.LiveApiSettings(self._settings),

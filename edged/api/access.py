@@ -40,12 +40,8 @@ class Access:
 
         def check(request: Request) -> Caller:
             caller = self.caller(request)
-            if scope is not None and scope not in caller.scopes:
-                raise Refused(
-                    403,
-                    "missing_scope",
-                    f"{caller.name} lacks the scope {scope!r}; make a key that has it with `edged keys create`",
-                )
+            if scope is not None:
+                check_scope(caller, scope)
             return caller
 
         return check
@@ -64,6 +60,16 @@ class Access:
         if key is None:
             raise Refused(401, "invalid_api_key", "this API key is not valid here, or was revoked")
         return Caller(name=f"key:{key.name}", scopes=key.scopes)
+
+
+def check_scope(caller: Caller, scope: Scope) -> None:
+    """Raises Refused 403 unless the caller holds `scope`."""
+    if scope not in caller.scopes:
+        raise Refused(
+            403,
+            "missing_scope",
+            f"{caller.name} lacks the scope {scope!r}; make a key that has it with `edged keys create`",
+        )
 
 
 class DoorSettings(Protocol):

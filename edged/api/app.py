@@ -27,11 +27,13 @@ from edged.api.errors import Errors, on_http_exception, on_validation_error
 from edged.api.feedback import BATCH_PATH, FeedbackRequest, PreferenceRequest, feedback_routes
 from edged.api.limits import BodyLimits
 from edged.api.page import page_routes
-from edged.api.ports import Answers, Control, EpisodeBook, FeedbackBook, KeyRing
+from edged.api.ports import Answers, CompletionBook, Control, EpisodeBook, FeedbackBook, KeyRing
+from edged.api.stored import MetadataRequest, stored_routes
 
 BODIES = (
     ChatRequest,
     TextRequest,
+    MetadataRequest,
     FeedbackRequest,
     PreferenceRequest,
     ChangeRequest,
@@ -58,6 +60,7 @@ def build_app(
     answers: Answers,
     feedback: FeedbackBook,
     episodes: EpisodeBook,
+    completions: CompletionBook,
     control: Control,
     keys: KeyRing,
     settings: AppSettings,
@@ -80,6 +83,7 @@ def build_app(
         ],
     )
     app.include_router(completion_routes(answers, control, access))
+    app.include_router(stored_routes(completions, feedback, answers, control, access))
     app.include_router(feedback_routes(feedback, answers, access))
     app.include_router(adapter_routes(control, access))
     app.include_router(control_routes(control, access))

@@ -33,7 +33,8 @@ LIST_MAX = 1000
 _THUMBS = {"up": 1.0, "down": -1.0}
 
 
-def _rating_number(value: Any) -> float:
+def rating_number(value: Any) -> float:
+    """A rating as clients write it. Raises a mistake (`edged.api.bodies`)."""
     if isinstance(value, str) and value in _THUMBS:
         return _THUMBS[value]
     # NaN fails the comparison, and a bool is no number here.
@@ -44,7 +45,7 @@ def _rating_number(value: Any) -> float:
 
 Rating = Annotated[
     float,
-    BeforeValidator(_rating_number),
+    BeforeValidator(rating_number),
     WithJsonSchema({"anyOf": [{"type": "number", "minimum": -1, "maximum": 1}, {"enum": list(_THUMBS)}]}),
 ]
 

@@ -6,7 +6,7 @@ connections. Every port raises `Refused` for what a caller may not have or did w
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,6 +32,7 @@ __all__ = [
     "AnswerEvent",
     "Answers",
     "Ask",
+    "CompletionBook",
     "Control",
     "Ended",
     "EpisodeBook",
@@ -100,6 +101,36 @@ class EpisodeBook(Protocol):
 
     async def delete_user(self, user: str, *, caller: Caller) -> int:
         """Remove every episode, rating and preference of `user`; the number of episodes removed."""
+        ...
+
+
+class CompletionBook(Protocol):
+    """Stored completions, each as its choices. `caller` None: of anybody, else only of this name."""
+
+    async def get(self, completion_id: str, *, caller: str | None) -> list[Episode]:
+        """The choices in order; none if there is no such completion to be shown."""
+        ...
+
+    async def page(
+        self,
+        *,
+        caller: str | None,
+        after: str | None,
+        limit: int,
+        newest_first: bool,
+        model: str | None,
+        metadata: Mapping[str, str],
+    ) -> tuple[list[list[Episode]], bool]:
+        """Those of `model` with all pairs of `metadata`, and whether there are more. Raises Refused 404 if `after`
+        names none."""
+        ...
+
+    async def set_metadata(self, completion_id: str, metadata: Mapping[str, str]) -> None:
+        """Returns when it is on disk."""
+        ...
+
+    async def delete(self, completion_id: str, *, caller: Caller) -> int:
+        """Remove its episodes and all that was said of them; the number of episodes removed."""
         ...
 
 

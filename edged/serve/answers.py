@@ -17,7 +17,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
 
-from edged.answer import AnswerEvent, Ask, Ended, Piece, Started, Usage
+from edged.answer import AnswerEvent, Ask, Ended, Piece, Started, Usage, fingerprint_of
 from edged.records import Episode
 from edged.refusal import Refused
 from edged.serve import admission, translation
@@ -41,8 +41,8 @@ class Engine(Protocol):
 class EpisodeSink(Protocol):
     """Where finished choices are recorded."""
 
-    async def add(self, episode: Episode) -> int:
-        """The id of the episode, once it is on disk."""
+    async def add(self, episode: Episode, *, store: bool = False) -> int:
+        """The id of the episode, once it is on disk. store: as of `Ask`."""
         ...
 
 
@@ -105,7 +105,7 @@ class Answers:
         }
 
     def fingerprint(self, version: int) -> str:
-        return f"edged-{self._serving.base_sha256[:8]}-v{version}"
+        return fingerprint_of(self._serving.base_sha256, version)
 
     def is_running(self, completion_id: str) -> bool:
         return completion_id in self._answers
@@ -295,7 +295,7 @@ class Answers:
             )
             for choice in choices
         ]
-        ids = await asyncio.gather(*(self._episodes.add(episode) for episode in episodes))
+        ids = await asyncio.gather(*(self._episodes.add(episode, store=answer.ask.store) for episode in episodes))
         self._start(answer)
         for episode_id, episode, choice in zip(ids, episodes, choices, strict=True):
             self._on_episode(episode_id, episode)

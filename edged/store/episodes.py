@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
 
 import apsw
 
@@ -47,9 +48,10 @@ class Episodes:
         """Episodes of users in the store. No I/O."""
         return self._tally.episodes
 
-    async def add(self, episode: Episode) -> int:
+    async def add(self, episode: Episode, *, store: bool = False) -> int:
         """Store an episode and return its id; the id in `episode` is ignored. Ids rise and are never used twice.
 
+        store: its completion can be found again (`edged.store.completions`); the same for all of its choices.
         Raises StoreError if this choice of this completion is stored already.
         """
         values = to_row(episode)
@@ -57,7 +59,17 @@ class Episodes:
         def counted(_id: int) -> None:
             self._tally.episodes += 1
 
-        return await self._database.write(lambda connection: insert(connection, values), counted)
+        def write(connection: apsw.Connection) -> int:
+            episode_id = insert(connection, values)
+            if store:
+                connection.execute(
+                    "INSERT INTO stored (episode_id) SELECT ?1 WHERE NOT EXISTS (SELECT 1 FROM stored AS s"
+                    " JOIN episodes AS e ON e.id = s.episode_id WHERE e.completion_id = ?2)",
+                    (episode_id, episode.completion_id),
+                )
+            return episode_id
+
+        return await self._database.write(write, counted)
 
     async def get(self, ids: Sequence[int]) -> list[Episode]:
         """The episodes with these ids, in the order asked; those that do not exist (any more) are left out."""
@@ -106,16 +118,7 @@ class Episodes:
         now = self._clock()
 
         def delete(connection: apsw.Connection) -> tuple[int, Tally]:
-            connection.execute(
-                "DELETE FROM ratings WHERE episode_id IN (SELECT id FROM episodes WHERE user = ?)", (user,)
-            )
-            connection.execute(
-                "DELETE FROM episodes WHERE id IN (SELECT p.episode_id FROM practice AS p"
-                " JOIN episodes AS asked ON asked.id = p.prompt_of WHERE asked.user = ?)",
-                (user,),
-            )
-            connection.execute("DELETE FROM episodes WHERE user = ?", (user,))
-            removed = connection.changes()
+            removed = remove(connection, "user", user)
             superseding.remove_of_user(connection, user)
             connection.execute("DELETE FROM preferences WHERE user = ?", (user,))
             name_hash = hashlib.sha256(user.encode("utf-8", "surrogatepass")).hexdigest()[:16]
@@ -174,6 +177,21 @@ def insert(connection: apsw.Connection, values: Row) -> int:
         "INSERT INTO unscored SELECT id, version FROM episodes WHERE id = ? AND n_tokens > 0", (episode_id,)
     )
     return episode_id
+
+
+def remove(connection: apsw.Connection, column: Literal["user", "completion_id"], value: str) -> int:
+    """Remove the episodes with this `value`, what was said of them, and what the box answered in practice to their
+    prompts; the number of episodes removed, without those of practice."""
+    connection.execute(
+        f"DELETE FROM ratings WHERE episode_id IN (SELECT id FROM episodes WHERE {column} = ?)", (value,)
+    )
+    connection.execute(
+        "DELETE FROM episodes WHERE id IN (SELECT p.episode_id FROM practice AS p"
+        f" JOIN episodes AS asked ON asked.id = p.prompt_of WHERE asked.{column} = ?)",
+        (value,),
+    )
+    connection.execute(f"DELETE FROM episodes WHERE {column} = ?", (value,))
+    return connection.changes()
 
 
 def to_row(episode: Episode) -> Row:

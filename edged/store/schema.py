@@ -11,6 +11,7 @@ A step is never changed once it was released: a change is a new step. Times are 
                   fresh (waits for an update) -> used (by a finished update; for good) or dropped (cannot be used);
                   unrated while no row has a rating. A fresh row is the input of planning.
     drops         why a feedback row was dropped
+    stored        completions that who asked wanted to find again, by the episode that was recorded first
     preferences   pairs
     written       what people wrote, by preference or by feedback with a correction: its tokens once the serving engine
                   has given them, and what became of it: fresh -> used or dropped. Ids are never used twice.
@@ -266,6 +267,11 @@ _STEPS = (
     ALTER TABLE adapters ADD COLUMN verdict TEXT CHECK (verdict IN ('kept', 'rolled_back')); -- of the latest watch
     ALTER TABLE adapters ADD COLUMN verdict_reason TEXT;
     ALTER TABLE adapters ADD COLUMN collected_at REAL; -- when its files were removed; it has no folder since
+    """,
+    """
+    CREATE TABLE stored (
+        episode_id INTEGER PRIMARY KEY REFERENCES episodes (id) ON DELETE CASCADE
+    ) STRICT;
     """,
 )
 

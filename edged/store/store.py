@@ -18,6 +18,7 @@ from edged.records import Anchor, ApiKey
 from edged.store import anchors, keys, lineage, updates
 from edged.store.anchors import Anchors
 from edged.store.audit import Audit
+from edged.store.completions import StoredCompletions
 from edged.store.database import Database
 from edged.store.episodes import Episodes
 from edged.store.feedback import FeedbackRows
@@ -45,6 +46,7 @@ class Store:
     def __init__(self, database: Database, snapshots: _Snapshots, clock: Callable[[], float]) -> None:
         self._database = database
         self.episodes = Episodes(database, snapshots.tally, clock=clock)
+        self.completions = StoredCompletions(database, snapshots.tally, clock=clock)
         self.feedback = FeedbackRows(database, snapshots.tally, clock=clock)
         self.written = WrittenRows(database)
         self.practice = Practice(database)

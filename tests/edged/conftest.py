@@ -61,7 +61,13 @@ def light_daemon(tmp_path: Path) -> Iterator[LightDaemon]:
     listeners = open_listeners([UnixListen(socket), TcpListen("127.0.0.1", 0)], any_keys=False)
     url = listeners[1].address.replace("tcp:", "http://")
     app = build_app(
-        answers=answers, feedback=book, episodes=ports.Episodes(book), control=control, keys=keys, settings=ApiSection()
+        answers=answers,
+        feedback=book,
+        episodes=ports.Episodes(book),
+        completions=ports.Completions(book),
+        control=control,
+        keys=keys,
+        settings=ApiSection(),
     )
     loop = asyncio.new_event_loop()
     started = threading.Event()

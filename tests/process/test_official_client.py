@@ -102,3 +102,66 @@ def test_a_full_server_is_a_rate_limit_and_a_stopping_one_an_internal_error(
             held.result(HANG_S)
     assert (stopping.value.status_code, stopping.value.code) == (503, "shutting_down")
     assert daemon.process.wait(HANG_S) == 0
+
+
+def test_stored_completions_are_found_marked_rated_and_removed(start_light: Any, clients: Clients) -> None:
+    daemon = start_light()
+    client = clients(daemon)
+    completions = client.chat.completions
+    kept = [
+        completions.create(
+            model="default",
+            messages=[{"role": "developer", "content": "Be brief."}, {"role": "user", "content": f"Question {index}?"}],
+            max_tokens=8,
+            store=True,
+            metadata={"shop": "north" if index else "south", "number": str(index)},
+        )
+        for index in range(3)
+    ]
+    completions.create(model="default", messages=[USER], max_tokens=8, metadata={"shop": "north"})
+    with completions.create(model="default", messages=[USER], max_tokens=8, store=True, stream=True) as stream:
+        streamed = {chunk.id for chunk in stream}
+    ids = [answer.id for answer in kept] + sorted(streamed)
+
+    assert [found.id for found in completions.list(limit=2)] == ids  # page by page
+    assert [found.id for found in completions.list(order="desc", limit=3)] == ids[::-1]
+    assert [found.id for found in completions.list(metadata={"shop": "north"})] == ids[1:3]
+    assert [found.id for found in completions.list(model="default", after=ids[1])] == ids[2:]
+    assert list(completions.list(model="gpt-4o")) == []
+
+    found = completions.retrieve(ids[0])
+    assert found.choices[0].message.content == kept[0].choices[0].message.content
+    assert found.system_fingerprint == kept[0].system_fingerprint
+    assert found.usage is not None
+    assert kept[0].usage is not None
+    assert found.usage.total_tokens == kept[0].usage.total_tokens
+    assert found.metadata == {"shop": "south", "number": "0"}
+    asked = list(completions.messages.list(ids[0], limit=1))
+    assert [(message.role, message.content) for message in asked] == [
+        ("system", "Be brief."),
+        ("user", "Question 0?"),
+    ]
+
+    before = daemon.status()["learner"]["ratings_until_update"]
+    assert completions.update(ids[0], metadata={"shop": "east", "edged.rating": "down"}).metadata == {
+        "shop": "east",
+        "edged.rating": "down",
+    }
+    daemon.until(lambda: daemon.status()["learner"]["ratings_until_update"] == before - 1)
+    with pytest.raises(openai.BadRequestError):
+        completions.update(ids[1], metadata={"edged.rating": "perfect"})
+    assert completions.delete(ids[1]).deleted
+    with pytest.raises(openai.NotFoundError) as gone:
+        completions.retrieve(ids[1])
+    assert gone.value.code == "completion_not_found"
+
+    daemon.process.kill()  # what was answered 2xx is on disk
+    daemon.process.wait(HANG_S)
+    client = clients(start_light())
+    left = list(client.chat.completions.list())
+    assert [found.id for found in left] == [ids[0], *ids[2:]]
+    assert left[0].metadata == {"shop": "east", "edged.rating": "down"}
+    rows: Any = client.get("/feedback", cast_to=dict[str, Any])
+    assert [(row["completion_id"], row["rating"], row["source"]) for row in rows["data"]] == [
+        (ids[0], -1.0, "metadata")
+    ]

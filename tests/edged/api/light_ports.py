@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,11 +84,14 @@ class Book:
         self.episodes: list[Episode] = []
         self.rows: list[Feedback] = []
         self.preferences: list[Preference] = []
+        self.stored: set[str] = set()
         self.commits: list[int] = []
         self.on_feedback: Callable[[Feedback], None] = lambda row: None
         self._keys: dict[str, tuple[NewFeedback, Feedback]] = {}
 
     def record(self, ask: Ask, choice: int, text: str, finish_reason: Any, version: int) -> None:
+        if ask.store:
+            self.stored.add(ask.completion_id)
         self.episodes.append(
             Episode(
                 id=len(self.episodes) + 1,
@@ -193,6 +196,52 @@ class Episodes:
         gone = [e for e in self._book.episodes if e.user == user]
         self._book.episodes = [e for e in self._book.episodes if e.user != user]
         return len(gone)
+
+
+class Completions:
+    """Stored completions of the same book."""
+
+    def __init__(self, book: Book) -> None:
+        self._book = book
+
+    async def get(self, completion_id: str, *, caller: str | None) -> list[Episode]:
+        if completion_id not in self._book.stored:
+            return []
+        mine = (e for e in self._book.episodes if caller in (None, e.caller))
+        return [e for e in mine if e.completion_id == completion_id]
+
+    async def page(
+        self,
+        *,
+        caller: str | None,
+        after: str | None,
+        limit: int,
+        newest_first: bool,
+        model: str | None,
+        metadata: Mapping[str, str],
+    ) -> tuple[list[list[Episode]], bool]:
+        ids = list(dict.fromkeys(e.completion_id for e in self._book.episodes if e.completion_id in self._book.stored))
+        ids = ids[::-1] if newest_first else ids
+        if after is not None and after not in ids:
+            raise Refused(404, "completion_not_found", f"unknown completion {after}", param="after")
+        rest = [await self.get(id, caller=caller) for id in ids[0 if after is None else ids.index(after) + 1 :]]
+        fits = [
+            choices
+            for choices in rest
+            if choices and model in (None, choices[0].model) and metadata.items() <= choices[0].metadata.items()
+        ]
+        return fits[:limit], len(fits) > limit
+
+    async def set_metadata(self, completion_id: str, metadata: Mapping[str, str]) -> None:
+        self._book.episodes = [
+            dataclasses.replace(e, metadata=dict(metadata)) if e.completion_id == completion_id else e
+            for e in self._book.episodes
+        ]
+
+    async def delete(self, completion_id: str, *, caller: Caller) -> int:
+        kept = [e for e in self._book.episodes if e.completion_id != completion_id]
+        removed, self._book.episodes = len(self._book.episodes) - len(kept), kept
+        return removed
 
 
 class LightAnswers:

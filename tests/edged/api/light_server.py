@@ -17,7 +17,7 @@ from edged.api.app import build_app
 from edged.api.listen import open_listeners
 from edged.api.server import HttpServer
 from edged.settings import ApiSection
-from tests.edged.api.light_ports import Book, Episodes, LightAnswers, LightControl, LightKeys
+from tests.edged.api.light_ports import Book, Completions, Episodes, LightAnswers, LightControl, LightKeys
 
 HANG_S = 30.0  # a guard against hanging, far above what anything here takes
 
@@ -59,7 +59,13 @@ async def serving(
     answers, control, keys = LightAnswers(book), LightControl(adapter_folder), LightKeys()
     section = ApiSection(**settings)
     app = build_app(
-        answers=answers, feedback=book, episodes=Episodes(book), control=control, keys=keys, settings=section
+        answers=answers,
+        feedback=book,
+        episodes=Episodes(book),
+        completions=Completions(book),
+        control=control,
+        keys=keys,
+        settings=section,
     )
     socket = folder / "s"
     listeners = open_listeners([UnixListen(socket), TcpListen("127.0.0.1", 0)], any_keys=False)

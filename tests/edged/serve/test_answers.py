@@ -47,15 +47,18 @@ class LightDisk:
 
     def __init__(self) -> None:
         self.episodes: list[Episode] = []
+        self.stored: set[str] = set()
         self.works = asyncio.Event()
         self.works.set()
         self.failure: Exception | None = None
 
-    async def add(self, episode: Episode) -> int:
+    async def add(self, episode: Episode, *, store: bool = False) -> int:
         await self.works.wait()
         if self.failure is not None:
             raise self.failure
         self.episodes.append(episode)
+        if store:
+            self.stored.add(episode.completion_id)
         return len(self.episodes)
 
 
