@@ -368,7 +368,7 @@ def test_the_api_sees_a_reload() -> None:
 
 
 def test_every_key_of_the_settings_is_used_somewhere() -> None:
-    """Names that are read as an attribute, by a section of itself too, or copied by the names of a dataclass's fields."""
+    """Names that are read as an attribute, also by a section of itself, or copied as fields of a dataclass."""
     records = (protocol.PpoSettings, protocol.PreferenceSettings, plan.Rules, gate.Limits, JudgingRules)
     used = {field.name for record in records for field in dataclasses.fields(record)}
     for path in EDGED.rglob("*.py"):
