@@ -26,6 +26,8 @@ LEAST_AUTO_TOKENS = 16 * SLOT_TOKENS  # a box of few slots can have long convers
 
 
 class ServeSection(Section):
+    """The serve worker and its queue."""
+
     # llama.cpp takes 256 sequences at most, and eight are kept for finished ones.
     slots: int = key(16, "Answers decoded at the same time.", ge=1, le=248)
     context_tokens: Literal[0] | Annotated[int, Field(ge=256, le=2**20)] = key(
