@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from edged.records import Caller
+from edged.records import HELD_TO_A_SCHEMA, Caller
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +41,7 @@ class Ask:
     presence_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()  # token, and what is added to its logit
     store: bool = False
+    schema: str | None = None  # the JSON schema, as JSON, that the answer is held to
 
     @property
     def payer(self) -> str:
@@ -58,7 +59,8 @@ class Ask:
             "presence_penalty": 0.0,
             "logit_bias": (),
         }
-        return " ".join(name for name, value in neutral.items() if getattr(self, name) != value)
+        names = [name for name, value in neutral.items() if getattr(self, name) != value]
+        return " ".join([*names, HELD_TO_A_SCHEMA] if self.schema is not None else names)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

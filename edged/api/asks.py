@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, 
 from edged.api.bodies import Body, mistake, unsupported
 from edged.api.parameters import IDLE
 from edged.api.ports import Ask
+from edged.api.response_format import ResponseFormat
 from edged.records import Caller
 
 METADATA_PAIRS_MAX = 16
@@ -202,7 +203,7 @@ class ChatRequest(SamplingRequest):
     modalities: Annotated[Any, only(["text"])] = None
     moderation: Annotated[Any, only()] = None
     reasoning_effort: Annotated[Any, only("none")] = None
-    response_format: Annotated[Any, only({"type": "text"})] = None
+    response_format: ResponseFormat | None = None
     tool_choice: Annotated[Any, only("none", "auto")] = None
     tools: Annotated[Any, only([])] = None
     verbosity: Annotated[Any, only("medium")] = None
@@ -236,6 +237,7 @@ class ChatRequest(SamplingRequest):
             metadata=self.metadata,
             caller=caller,
             store=self.store,
+            schema=None if self.response_format is None else self.response_format.schema_text,
             **self.shape,
         )
 

@@ -53,7 +53,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter("prompt_cache_options", "both", "idle"),
     Parameter("prompt_cache_retention", "both", "idle"),
     Parameter("reasoning_effort", "chat", "without", "`none` only"),
-    Parameter("response_format", "chat", "without", '`{"type": "text"}` only'),
+    Parameter("response_format", "chat", "done", "see [Answers in a form](#answers-in-a-form)"),
     Parameter("safety_identifier", "chat", "kept", "stands for `user` where that is left out"),
     Parameter("seed", "both", "done"),
     Parameter("service_tier", "both", "idle", "there is one tier"),

@@ -22,7 +22,7 @@ import random
 from collections.abc import Sequence
 from typing import Literal, TypeVar
 
-from edged.records import RatedChoice, Written
+from edged.records import CONSTRAINTS, RatedChoice, Written
 from engine.protocol import Feed
 
 T = TypeVar("T")
@@ -32,10 +32,12 @@ CONTRAST_MIN = 1e-6  # ratings closer than this are equal
 RATINGS_MIN = 2  # a single rating has nothing to be compared with
 
 # Why a rated choice is not trained on. The rating itself stays in the store.
-DropReason = Literal["stale", "greedy", "cut_support", "shaped", "no_logprobs", "empty", "other_base", "adapter_gone"]
+DropReason = Literal[
+    "stale", "greedy", "cut_support", "constrained", "shaped", "no_logprobs", "empty", "other_base", "adapter_gone"
+]
 # What KTO can do without.
 FOR_THUMBS: frozenset[DropReason] = frozenset(
-    {"stale", "greedy", "cut_support", "shaped", "no_logprobs", "adapter_gone"}
+    {"stale", "greedy", "cut_support", "constrained", "shaped", "no_logprobs", "adapter_gone"}
 )
 
 
@@ -309,6 +311,8 @@ def unfit_for_policy(choice: RatedChoice, view: View, rules: Rules) -> DropReaso
         return "greedy"
     if choice.top_p < 1.0 or choice.top_k > 0:
         return "cut_support"
+    if not CONSTRAINTS.isdisjoint(choice.shaped_by.split()):
+        return "constrained"
     if choice.shaped_by:
         return "shaped"
     if not choice.logprobs_complete:

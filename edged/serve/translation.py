@@ -10,6 +10,9 @@ from edged.records import Episode
 from edged.refusal import Refused
 from engine import protocol
 
+# What the worker refuses -> the field of the request that it is about, where that is not the prompt.
+_PARAMS = {"bad_logit_bias": "logit_bias", "bad_response_format": "response_format"}
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
@@ -30,6 +33,7 @@ def generate(ask: Ask, default_max_tokens: int) -> protocol.Generate:
         messages=messages,
         prompt=ask.prompt,
         n=ask.n,
+        schema=ask.schema,
         sampling=protocol.Sampling(
             temperature=ask.temperature,
             top_p=ask.top_p,
@@ -53,8 +57,8 @@ def refusal(ask: Ask, failed: protocol.RequestFailed) -> Refused:
     """What a client is told of a request that the worker refused."""
     if failed.code == "engine_error":
         return Refused(503, failed.code, failed.message, retry_after_s=1.0)
-    param = "prompt" if ask.messages is None else "messages"
-    return Refused(400, failed.code, failed.message, param="logit_bias" if failed.code == "bad_logit_bias" else param)
+    param = _PARAMS.get(failed.code, "prompt" if ask.messages is None else "messages")
+    return Refused(400, failed.code, failed.message, param=param)
 
 
 def token_entry(token: protocol.TokenLogprob) -> dict[str, Any]:

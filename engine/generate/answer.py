@@ -12,7 +12,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable, Sequence
 
-from engine.generate.sampling import Sampled, Sampler
+from engine.generate.sampling import Constraint, Sampled, Sampler
 from engine.generate.shaping import Shape
 from engine.generate.text import TextStream
 from engine.protocol import ChoiceDone, Chunk, FinishReason, RequestDone, Sampling, TokenLogprob, TopLogprob
@@ -23,8 +23,18 @@ PieceOf = Callable[[int], bytes]  # token id -> its bytes, b"" for control token
 class Choice:
     """One answer being sampled. `finish_reason` is None while it runs."""
 
-    def __init__(self, sampling: Sampling, *, seed: int, index: int, room: int, prompt_ids: Sequence[int] = ()) -> None:
-        """room: the most tokens it may have. prompt_ids: what a repetition penalty is on from the start."""
+    def __init__(
+        self,
+        sampling: Sampling,
+        *,
+        seed: int,
+        index: int,
+        room: int,
+        prompt_ids: Sequence[int] = (),
+        constraint: Constraint | None = None,
+    ) -> None:
+        """room: the most tokens it may have. prompt_ids: what a repetition penalty is on from the start. constraint:
+        what it is held to, which it shares with no other choice."""
         self.index = index
         self.sampler = Sampler(
             temperature=sampling.temperature,
@@ -38,6 +48,7 @@ class Choice:
                 presence_penalty=sampling.presence_penalty,
             ),
             prompt_ids=prompt_ids,
+            constraint=constraint,
             seed=seed,
             choice=index,
             top_logprobs=sampling.top_logprobs if sampling.logprobs else 0,
@@ -47,7 +58,7 @@ class Choice:
         self._seed = seed
         self._room = room
         self._wants_tokens = sampling.logprobs
-        self._logprobs: list[float] = []
+        self._logprobs: list[float | None] = []
         self._raw_logprobs: list[float] = []
         self._stream = TextStream(sampling.stop)
         self._entries: collections.deque[tuple[int, TokenLogprob]] = collections.deque()  # (where its text begins, it)
@@ -58,7 +69,7 @@ class Choice:
         return self._stream.sent
 
     @property
-    def logprobs(self) -> tuple[float, ...]:
+    def logprobs(self) -> tuple[float | None, ...]:
         """Of the tokens so far, under the distribution they were drawn from."""
         return tuple(self._logprobs)
 

@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable, Sequence
 
 from engine.generate.answer import Answer, Choice
-from engine.generate.asking import Asking, Refused
+from engine.generate.asking import Asking, Grammars, Refused
 from engine.generate.backend import DecodeFailed, Model
 from engine.generate.decoder import Decoder, Evaluated
 from engine.generate.prompt import Prompts
-from engine.generate.sampling import NotFinite
+from engine.generate.sampling import ConstraintFailed, NotFinite
 from engine.generate.scheduler import Admitted, Piece
 from engine.generate.swap import Swap
 from engine.protocol import Begun, Cancel, Generate, Message, RequestFailed, Tokenise
@@ -46,10 +46,17 @@ class Answering:
         context_tokens: int,
         send: Callable[[Message], None],
         ended: Callable[[int], None],
+        grammars: Grammars | None = None,
     ) -> None:
-        """context_tokens: the cells of a context."""
+        """context_tokens: the cells of a context. grammars: None where the engine cannot hold answers to one."""
         self._model = model
-        self._asking = Asking(model, prompts, context_tokens=context_tokens, trained_tokens=model.n_ctx_train_tokens)
+        self._asking = Asking(
+            model,
+            prompts,
+            context_tokens=context_tokens,
+            trained_tokens=model.n_ctx_train_tokens,
+            grammars=grammars,
+        )
         self._decoders = decoders
         self._swap = swap
         self._send = send
@@ -73,13 +80,21 @@ class Answering:
         arrived_at = time.monotonic()
         try:
             prompt_ids, room = self._asking.check(message)
+            constraints = self._asking.constraints(message)
             context = None if message.version is None else self._context_of(message.version)
         except Refused as refused:
             self._send(refused.as_message(message.request_id))
             return
         seed = message.sampling.seed if message.sampling.seed is not None else secrets.randbits(_SEED_BITS)
         choices = tuple(
-            Choice(message.sampling, seed=seed, index=index, room=room, prompt_ids=prompt_ids)
+            Choice(
+                message.sampling,
+                seed=seed,
+                index=index,
+                room=room,
+                prompt_ids=prompt_ids,
+                constraint=constraints[index] if constraints else None,
+            )
             for index in range(message.n)
         )
         answer = Answer(message.request_id, prompt_ids, choices, arrived_at=arrived_at)
@@ -166,7 +181,10 @@ class Answering:
         try:
             sampled = choice.sampler.draw(item.row)
         except NotFinite as error:
-            self._fail(answer, str(error))
+            self._fail(answer, "engine_error", str(error))
+            return
+        except ConstraintFailed as error:
+            self._fail(answer, "bad_response_format", str(error))
             return
         answer.note_token(now)
         text, tokens = choice.take(sampled, self._model.piece, is_eos=sampled.id in self._model.eos_ids)
@@ -207,10 +225,10 @@ class Answering:
             self._send(answer.done(time.monotonic()))
             self._forget(answer)
 
-    def _fail(self, answer: Answer, message: str) -> None:
+    def _fail(self, answer: Answer, code: str, message: str) -> None:
         log.error("request %s failed: %s", answer.request_id, message)
         self._drop(answer)
-        self._send(RequestFailed(request_id=answer.request_id, code="engine_error", message=message))
+        self._send(RequestFailed(request_id=answer.request_id, code=code, message=message))
         self._forget(answer)
 
     def _forget(self, answer: Answer) -> None:
@@ -225,7 +243,7 @@ class Answering:
         queued = decoder.abandon()
         for answer in list(self._answers.values()):
             if answer.request_id in running or answer.context == context:
-                self._fail(answer, message)
+                self._fail(answer, "engine_error", message)
         for piece in queued:
             if isinstance(piece.key, tuple) and piece.key[0] in self._answers:
                 decoder.scheduler.submit(piece)

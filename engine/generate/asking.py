@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from engine.generate.backend import Vocabulary
 from engine.generate.prompt import Prompts
+from engine.generate.sampling import Constraint, ConstraintFailed
+from engine.generate.schema import BadSchema, grammar_of
 from engine.generate.template import BadTemplate
 from engine.protocol import ChatMessage, Generate, RequestFailed, Sampling, Tokenise, Tokenised
 
@@ -21,11 +24,29 @@ class Refused(Exception):
         return RequestFailed(request_id=request_id, code=self.code, message=str(self))
 
 
+class Grammars(Protocol):
+    """What can hold an answer to a grammar."""
+
+    def begin(self, grammar: str) -> Constraint:
+        """At the beginning of `grammar`, in llama.cpp's language. Raises ConstraintFailed."""
+        ...
+
+
 class Asking:
     """Checks requests to one model."""
 
-    def __init__(self, vocabulary: Vocabulary, prompts: Prompts, *, context_tokens: int, trained_tokens: int) -> None:
-        """A sequence has no more tokens than the context holds, nor more than the model was trained for."""
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        prompts: Prompts,
+        *,
+        context_tokens: int,
+        trained_tokens: int,
+        grammars: Grammars | None = None,
+    ) -> None:
+        """A sequence has no more tokens than the context holds, nor more than the model was trained for. grammars: None
+        where the engine cannot hold answers to one."""
+        self._grammars = grammars
         self._vocabulary = vocabulary
         self._prompts = prompts
         self._context_tokens = context_tokens
@@ -37,6 +58,18 @@ class Asking:
         room = self._room(message, prompt_ids)
         self._check_bias(message.sampling)
         return prompt_ids, room
+
+    def constraints(self, message: Generate) -> list[Constraint]:
+        """What each choice is held to; [] if they may say anything. Raises Refused."""
+        if message.schema is None:
+            return []
+        if self._grammars is None:
+            raise Refused("bad_response_format", "this engine holds no answers to a schema; serve a GGUF file for that")
+        try:
+            grammar = grammar_of(message.schema)
+            return [self._grammars.begin(grammar) for _ in range(message.n)]
+        except (BadSchema, ConstraintFailed) as error:
+            raise Refused("bad_response_format", str(error)) from None
 
     def tokenise(self, message: Tokenise) -> Tokenised:
         """The tokens of a written answer. Raises Refused."""

@@ -70,10 +70,10 @@ class Model:
         if not handle:
             raise EngineFault("model_unreadable", f"{path}: llama.cpp cannot load this model: {_last_error()}")
         self.handle = handle
-        self._vocab = lib.llama_model_get_vocab(handle)
-        self.n_vocab = int(lib.llama_vocab_n_tokens(self._vocab))
+        self.vocab = lib.llama_model_get_vocab(handle)
+        self.n_vocab = int(lib.llama_vocab_n_tokens(self.vocab))
         self.n_ctx_train_tokens = int(lib.llama_model_n_ctx_train(handle))
-        self.eos_ids = frozenset(i for i in range(self.n_vocab) if lib.llama_vocab_is_eog(self._vocab, i))
+        self.eos_ids = frozenset(i for i in range(self.n_vocab) if lib.llama_vocab_is_eog(self.vocab, i))
         template = lib.llama_model_chat_template(handle, None)
         self.chat_template: str | None = template.decode() if template else None
         self._pieces: dict[int, bytes] = {}
@@ -99,7 +99,7 @@ class Model:
         data = text.encode()
         room = len(data) + 2
         ids = (lib.llama_token * room)()
-        n = lib.llama_tokenize(self._vocab, data, len(data), ids, room, add_special, parse_special)
+        n = lib.llama_tokenize(self.vocab, data, len(data), ids, room, add_special, parse_special)
         if n < 0:
             raise ValueError(f"a text of {len(data)} bytes gave {-n} tokens, more than its bytes")
         return tuple(ids[:n])
@@ -113,12 +113,12 @@ class Model:
 
     def special_text(self, name: str) -> str:
         """The text of the "bos" or "eos" token, as chat templates want it; "" if the model has none."""
-        token = {"bos": lib.llama_vocab_bos, "eos": lib.llama_vocab_eos}[name](self._vocab)
-        return "" if token < 0 else lib.llama_vocab_get_text(self._vocab, token).decode(errors="replace")
+        token = {"bos": lib.llama_vocab_bos, "eos": lib.llama_vocab_eos}[name](self.vocab)
+        return "" if token < 0 else lib.llama_vocab_get_text(self.vocab, token).decode(errors="replace")
 
     def end_token(self) -> int | None:
         """The token that ends a turn, or else a text; None if the model has neither."""
-        for token in (lib.llama_vocab_eot(self._vocab), lib.llama_vocab_eos(self._vocab)):
+        for token in (lib.llama_vocab_eot(self.vocab), lib.llama_vocab_eos(self.vocab)):
             if token >= 0:
                 return int(token)
         return None
@@ -149,10 +149,10 @@ class Model:
 
     def _read_piece(self, token: int) -> bytes:
         buffer = ctypes.create_string_buffer(64)
-        n = lib.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, False)
+        n = lib.llama_token_to_piece(self.vocab, token, buffer, len(buffer), 0, False)
         if n < 0:
             buffer = ctypes.create_string_buffer(-n)
-            n = lib.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, False)
+            n = lib.llama_token_to_piece(self.vocab, token, buffer, len(buffer), 0, False)
         return buffer.raw[:n]
 
 

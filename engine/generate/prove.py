@@ -109,4 +109,9 @@ def answer(
         ProbeTokens(prompt_ids=prompt, completion_ids=tuple(choice.completion_ids))
         for prompt, choice in zip(prompts, choices, strict=True)
     )
-    return answers, tuple(choice.text for choice in choices), tuple(choice.logprobs for choice in choices)
+    return answers, tuple(choice.text for choice in choices), tuple(_known(choice.logprobs) for choice in choices)
+
+
+def _known(logprobs: Sequence[float | None]) -> tuple[float, ...]:
+    """Of an answer without a constraint, which has all of them."""
+    return tuple(value for value in logprobs if value is not None)

@@ -9,6 +9,12 @@ Order: bias and penalties (`engine.generate.shaping`), temperature, min-p, top-k
 logits at the border of a cut are kept or dropped in an unspecified but repeatable order. Pure but for the random state
 inside a `Sampler`; no llama.cpp.
 
+An answer can be held to a constraint. A drawn token that does not fit is taken out and another one drawn, and after a
+few of them all that do not fit are taken out: without cuts this is the distribution of the tokens that fit, since one
+of those has p(t) + (1 - P) p(t)/P = p(t)/P, where P is the sum of p over what fits. Cuts are made anew for each draw.
+P is known only where all tokens were tried, so the log-probability under the sampling distribution is unknown (None)
+for every token of such an answer; policy gradients leave it out anyway.
+
 Letters: V vocabulary.
 """
 
@@ -17,6 +23,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +33,7 @@ from engine.generate.shaping import Row, Shape, Shaper
 _BLOCK = 256  # the inverse CDF is walked over sums of blocks first: two short cumulative sums instead of one over V
 _LIKELY = 1024  # top-p looks at this many most likely tokens before it sorts all
 _SEED_MASK = 2**64 - 1
+_DRAWS_MAX = 8  # tokens that are drawn before all that fit are looked for, which takes as long as a decode step
 
 
 class NotFinite(ValueError):
@@ -34,18 +42,39 @@ class NotFinite(ValueError):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sampled:
-    """A drawn token. top: (id, raw log-probability) of the most likely tokens, best first."""
+    """A drawn token. logprob: None under a constraint. top: (id, raw log-probability) of the most likely tokens, best
+    first."""
 
     id: int
-    logprob: float
+    logprob: float | None
     raw_logprob: float
     top: tuple[tuple[int, float], ...] = ()
+
+
+class ConstraintFailed(Exception):
+    """Raised when an answer cannot begin or go on under what it is held to."""
+
+
+class Constraint(Protocol):
+    """What an answer is held to. Its methods raise ConstraintFailed."""
+
+    def allows(self, token: int) -> bool:
+        """Whether `token` fits here."""
+        ...
+
+    def allowed(self) -> npt.NDArray[np.integer[Any]]:
+        """Every token that fits here; at least one."""
+        ...
+
+    def take(self, token: int) -> None:
+        """`token`, which fits, comes next."""
+        ...
 
 
 class Sampler:
     """The sampling settings and the random state of one choice: the same seed and choice draw the same numbers."""
 
-    __slots__ = ("_random", "_shaper", "min_p", "temperature", "top_k", "top_logprobs", "top_p")
+    __slots__ = ("_constraint", "_random", "_shaper", "min_p", "temperature", "top_k", "top_logprobs", "top_p")
 
     def __init__(
         self,
@@ -59,8 +88,10 @@ class Sampler:
         min_p: float = 0.0,
         shape: Shape | None = None,
         prompt_ids: Sequence[int] = (),
+        constraint: Constraint | None = None,
     ) -> None:
         """min_p: tokens less likely than this share of the likeliest are left out. prompt_ids: for `shape`."""
+        self._constraint = constraint
         self.temperature = temperature
         self.top_p = top_p
         self.top_k = top_k
@@ -70,25 +101,48 @@ class Sampler:
         self._random = np.random.Generator(np.random.PCG64([seed & _SEED_MASK, choice]))
 
     def draw(self, logits: Row) -> Sampled:
-        """One token of float32[V] logits. Raises NotFinite."""
+        """One token of float32[V] logits. Raises NotFinite, and what the constraint raises."""
         shifted = logits - _peak(logits)
         weights = np.exp(shifted)
         # float32 pairwise sums keep about six digits, more than the kernels that made the logits.
         log_total = math.log(float(weights.sum()))
-        if self._shaper is None:
+        logprob: float | None
+        if self._constraint is not None:
+            shaped = logits if self._shaper is None else self._shaper.apply(logits)
+            token, logprob = self._draw_fitting(shaped, self._constraint), None
+        elif self._shaper is None:
             token, logprob = self._draw_from(shifted, weights)
         else:
             shaped = self._shaper.apply(logits)
             shaped_shifted = shaped - _peak(shaped)
             token, logprob = self._draw_from(shaped_shifted, np.exp(shaped_shifted))
+        if self._shaper is not None:
             self._shaper.note(token)
         raw_logprob = float(shifted[token]) - log_total
-        if self.temperature == 1 and self._shaper is None and not self._cuts():
+        if self.temperature == 1 and self._shaper is None and self._constraint is None and not self._cuts():
             logprob = raw_logprob
         return Sampled(token, logprob, raw_logprob, most_likely(shifted, log_total, self.top_logprobs))
 
     def _cuts(self) -> bool:
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+    def _draw_fitting(self, logits: Row, constraint: Constraint) -> int:
+        """A token that fits, as the constraint's next."""
+        left = logits.copy()
+        for _ in range(_DRAWS_MAX):
+            shifted = left - _peak(left)
+            token, _ = self._draw_from(shifted, np.exp(shifted))
+            if constraint.allows(token):
+                break
+            left[token] = -np.inf
+        else:
+            allowed = constraint.allowed()
+            left = np.full_like(logits, -np.inf)
+            left[allowed] = logits[allowed]
+            shifted = left - _peak(left)
+            token, _ = self._draw_from(shifted, np.exp(shifted))
+        constraint.take(token)
+        return token
 
     def _draw_from(self, shifted: Row, weights: Row) -> tuple[int, float]:
         if self.temperature == 0:

@@ -19,6 +19,7 @@ from engine.fault import EngineFault
 from engine.generate import llamacpp
 from engine.generate.answering import Answering
 from engine.generate.backend import Adapter, AdapterRefused, Model
+from engine.generate.constraint import Constraints
 from engine.generate.decoder import Decoder
 from engine.generate.fairness import Service
 from engine.generate.gaps import Gaps
@@ -86,6 +87,7 @@ class _Loop:
             context_tokens=start.context_tokens,
             send=link.send,
             ended=lambda context: self._staging.perform(self._swap.end(context)),
+            grammars=Constraints(loaded.model) if isinstance(loaded.model, llamacpp.Model) else None,
         )
         self._staging = Staging(
             loaded.model,

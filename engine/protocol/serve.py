@@ -71,6 +71,7 @@ class Generate(Message):
     version: None for the live one, which is what every user gets. Another one, to compare with it, has to be resident
     in one of the contexts, and no adapter may wait to be staged.
     user: with whom its choices wait for slots: users take turns, however many requests each has.
+    schema: the JSON schema, as JSON, that the answer's text fits, unless it is cut; None: any text.
     """
 
     request_id: str
@@ -80,6 +81,7 @@ class Generate(Message):
     sampling: Sampling
     version: int | None = None
     user: str = ""
+    schema: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,8 +161,8 @@ class RequestDone(Message):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFailed(Message):
-    """`code` is stable: context_length_exceeded, bad_template, bad_prompt, bad_logit_bias, not_resident (a version that
-    was asked for by its number), engine_error."""
+    """`code` is stable: context_length_exceeded, bad_template, bad_prompt, bad_logit_bias, bad_response_format (also in
+    the middle of an answer), not_resident (a version that was asked for by its number), engine_error."""
 
     request_id: str
     code: str

@@ -74,7 +74,6 @@ def test_stop_is_one_string_or_up_to_four() -> None:
 @pytest.mark.parametrize(
     ("field", "neutral", "wanted"),
     [
-        ("response_format", {"type": "text"}, {"type": "json_object"}),
         ("tools", [], [{"type": "function"}]),
         ("tool_choice", "auto", "required"),
         ("modalities", ["text"], ["text", "audio"]),
@@ -87,6 +86,42 @@ def test_what_is_missing_here_is_taken_only_with_the_value_that_means_without(
     assert chat(**{field: neutral}).ask("x", CALLER) == chat().ask("x", CALLER)
     refused = refusal(**{field: wanted})
     assert (refused.code, refused.param) == ("unsupported_parameter", field)
+
+
+POINT = {"type": "object", "properties": {"b": {"const": None}, "a": {"minimum": 10**30}}, "title": "é"}
+
+
+@pytest.mark.parametrize(
+    ("response_format", "schema"),
+    [
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, {"type": "object"}),
+        ({"type": "json_schema", "json_schema": {"name": "point", "schema": POINT, "strict": True}}, POINT),
+        ({"type": "json_schema", "json_schema": {"name": "anything"}}, {}),
+    ],
+)
+def test_a_response_format_is_the_schema_that_the_answer_is_held_to(response_format: Any, schema: Any) -> None:
+    ask = chat(response_format=response_format).ask("x", CALLER)
+    assert (None if ask.schema is None else json.loads(ask.schema)) == schema
+    assert ask.shaped_by == ("" if schema is None else "response_format")
+    if isinstance(schema, dict) and ask.schema is not None:
+        assert list(json.loads(ask.schema)) == list(schema)  # properties come in the order of the schema
+
+
+@pytest.mark.parametrize(
+    ("response_format", "param"),
+    [
+        ({"type": "image"}, "response_format.type"),
+        ({"type": "json_schema"}, "response_format"),
+        ({"type": "text", "json_schema": {"name": "a", "schema": {}}}, "response_format"),
+        ({"type": "json_schema", "json_schema": {"schema": {}}}, "response_format.json_schema.name"),
+        ({"type": "json_schema", "json_schema": {"name": "a b", "schema": {}}}, "response_format.json_schema.name"),
+        ({"type": "json_schema", "json_schema": {"name": "a", "schema": []}}, "response_format.json_schema.schema"),
+        ("json", "response_format"),
+    ],
+)
+def test_a_response_format_that_is_none_is_refused_with_its_place(response_format: Any, param: str) -> None:
+    assert refusal(response_format=response_format).param == param
 
 
 def test_what_shapes_the_distribution_reaches_the_engine_and_is_named_in_the_record() -> None:

@@ -35,7 +35,6 @@ WANTED: dict[str, Any] = {
     "modalities": ["text", "audio"],
     "moderation": {"model": "omni-moderation-latest"},
     "reasoning_effort": "high",
-    "response_format": {"type": "image"},
     "suffix": "the end",
     "tool_choice": {"type": "function", "function": {"name": "f"}},
     "tools": [{"type": "function", "function": {"name": "f"}}],

@@ -379,6 +379,31 @@ def test_what_shaped_an_answer_is_asked_of_the_worker_and_recorded() -> None:
     run(scenario)
 
 
+def test_a_schema_that_an_answer_is_held_to_is_asked_of_the_worker_and_named_in_the_record() -> None:
+    async def scenario() -> None:
+        serve = Serve()
+        reader = serve.read(ask(schema='{"type":"object"}', min_p=0.1))
+        await serve.settle()
+        assert serve.engine.asked[0].schema == '{"type":"object"}'
+        serve.says(begun(), choice_done(), request_done())
+        await reader.end()
+        assert serve.disk.episodes[0].shaped_by == "min_p response_format"
+
+    run(scenario)
+
+
+def test_a_schema_that_cannot_be_held_is_the_clients_mistake() -> None:
+    async def scenario() -> None:
+        serve = Serve()
+        reader = serve.read(ask(schema="{}"))
+        await serve.settle()
+        serve.says(protocol.RequestFailed(request_id="c1", code="bad_response_format", message="no"))
+        refused = await reader.refusal()
+        assert (refused.status, refused.code, refused.param) == (400, "bad_response_format", "response_format")
+
+    run(scenario)
+
+
 def test_messages_of_other_jobs_are_left_to_them() -> None:
     async def scenario() -> None:
         serve = Serve()

@@ -157,3 +157,60 @@ def test_alternatives_are_the_most_likely_tokens_with_raw_log_probabilities() ->
 def test_a_scored_token_has_its_raw_log_probability() -> None:
     logits = (np.random.default_rng(1).standard_normal(49152) * 5).astype(np.float32)
     assert raw_logprob(logits, 77) == pytest.approx(log_softmax(logits)[77], abs=LOGPROB_TOLERANCE)
+
+
+class Allowed:
+    """A constraint that always allows the same tokens."""
+
+    def __init__(self, ids: list[int]) -> None:
+        self.ids = ids
+        self.asked_for_all = 0
+        self.taken: list[int] = []
+
+    def allows(self, token: int) -> bool:
+        return token in self.ids
+
+    def allowed(self) -> npt.NDArray[np.integer[Any]]:
+        self.asked_for_all += 1
+        return np.array(self.ids)
+
+    def take(self, token: int) -> None:
+        assert token in self.ids
+        self.taken.append(token)
+
+
+@pytest.mark.parametrize("likely", [True, False])
+def test_under_a_constraint_tokens_come_as_often_as_among_those_that_fit(likely: bool) -> None:
+    logits = np.linspace(-1, 2, 60).astype(np.float32)
+    ids = [5, 20, 31, 59] if likely else [0, 1, 2, 3]
+    expected = distribution(logits[ids], temperature=0.7, top_k=0, top_p=1.0)
+    allowed = Allowed(ids)
+    draws, n = sampler(temperature=0.7, constraint=allowed), 3000
+    counts = collections.Counter(draws.draw(logits).id for _ in range(n))
+    for token, p in zip(ids, expected, strict=True):
+        assert abs(counts[token] - n * p) <= SIGMAS * math.sqrt(n * p * (1 - p)) + 1
+    assert sum(counts.values()) == len(allowed.taken) == n
+    assert 0 < allowed.asked_for_all < n
+
+
+def test_a_constrained_draw_tells_what_the_model_thought_and_nothing_of_its_own_distribution() -> None:
+    logits = np.array([0.0, 3.0, 1.0], np.float32)
+    drawn = sampler(constraint=Allowed([2]), top_logprobs=1).draw(logits)
+    assert (drawn.id, drawn.logprob) == (2, None)
+    assert drawn.raw_logprob == pytest.approx(log_softmax(logits)[2], abs=LOGPROB_TOLERANCE)
+    assert drawn.top[0][0] == 1
+
+
+def test_a_greedy_constrained_draw_is_the_best_that_fits() -> None:
+    logits = np.arange(100, dtype=np.float32)
+    allowed = Allowed([7, 40])
+    draws = sampler(temperature=0.0, constraint=allowed)
+    assert [draws.draw(logits).id for _ in range(3)] == [40, 40, 40]
+    assert draws.draw(-logits).id == 7
+    assert logits.tolist() == list(range(100))
+
+
+def test_a_drawn_token_is_penalised_under_a_constraint_too() -> None:
+    draws = sampler(temperature=0.0, constraint=Allowed([1, 2]), shape=Shape(presence_penalty=2.0))
+    logits = np.array([9.0, 3.0, 2.0], np.float32)
+    assert [draws.draw(logits).id for _ in range(2)] == [1, 2]

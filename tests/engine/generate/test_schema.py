@@ -1,0 +1,158 @@
+"""Schemas as grammars: what a grammar takes is valid, what cannot be held is refused, hostile schemas cost little."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import random
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.generate.schema import ANY_OBJECT, SCHEMA_CHARS_MAX, BadSchema, grammar_of
+from tests.engine.generate.json_schemas import RECURSIVE, Drawn, fits, schemas
+
+
+def grammar_or_refusal(schema: Any) -> str | BadSchema:
+    try:
+        return grammar_of(schema if isinstance(schema, str) else json.dumps(schema))
+    except BadSchema as refused:
+        return refused
+
+
+def refusal(schema: Any) -> str:
+    refused = grammar_or_refusal(schema)
+    assert isinstance(refused, BadSchema)
+    return str(refused)
+
+
+@settings(max_examples=60)
+@given(schemas, st.integers(0, 2**32))
+def test_every_text_of_the_grammar_is_json_that_validates(schema: Any, seed: int) -> None:
+    grammar = grammar_or_refusal(schema)
+    if isinstance(grammar, BadSchema):
+        assert "no answer fits it" in str(grammar) or "stay possible for too long" in str(grammar)
+        return
+    drawn = Drawn(grammar)
+    source = random.Random(seed)
+    for _ in range(3):
+        text = drawn.text(source)
+        assert fits(json.loads(text), schema), text
+
+
+@pytest.mark.parametrize("schema", [RECURSIVE, json.loads(ANY_OBJECT), True, {"items": {"type": "integer"}}])
+def test_schemas_without_an_end_have_answers_with_one(schema: Any) -> None:
+    drawn, source = Drawn(grammar_of(json.dumps(schema))), random.Random(5)
+    for _ in range(30):
+        text = drawn.text(source)
+        assert fits(json.loads(text), schema), text
+
+
+def test_dates_exist() -> None:
+    drawn, source = Drawn(grammar_of('{"type":"string","format":"date-time"}')), random.Random(1)
+    for _ in range(200):
+        datetime.datetime.fromisoformat(json.loads(drawn.text(source)))
+
+
+def test_text_around_the_json_is_part_of_the_grammar() -> None:
+    text = Drawn(grammar_of('{"const":1}', before="<call>\n", after="\n</call>")).text(random.Random(1))
+    assert text == "<call>\n1\n</call>"
+
+
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [
+        ({"properties": {"a": {"type": "string", "pattern": "^a$"}}}, "#/properties/a: 'pattern' is not supported"),
+        ({"type": "object", "patternProperties": {}}, "'patternProperties' is not supported"),
+        ({"type": "array", "uniqueItems": True}, "'uniqueItems' is not supported"),
+        ({"not": {}}, "'not' is not supported"),
+        ({"const": 1, "minimum": 0}, "'minimum' beside const is not supported"),
+        ({"type": "string", "format": "email"}, "#/format: 'email' is not supported; date, time"),
+        ({"type": "number", "minimum": 0.5}, "minimum must be a whole number"),
+        ({"type": "number", "exclusiveMinimum": True}, "exclusiveMinimum must be a whole number"),
+        ({"allOf": [{}, {}]}, "#/allOf: only one schema"),
+        ({"oneOf": [{"type": "object"}, {"type": "object"}]}, "#/oneOf: its schemas may overlap"),
+        ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "#/oneOf: its schemas may overlap"),
+        ({"type": "text"}, "#/type: 'text' is no type"),
+        ({"type": []}, "#/type: the list is empty"),
+        ({"enum": []}, "#/enum: a list of values"),
+        ({"anyOf": {}}, "#/anyOf: a list of schemas"),
+        ({"properties": []}, "#/properties: an object"),
+        ({"required": "a"}, "#/required: a list of names"),
+        ({"items": [{}]}, "is called prefixItems"),
+        ({"minItems": -1}, "#/minItems: a whole number"),
+        ({"minItems": 3, "maxItems": 2}, "#/maxItems: less than minItems"),
+        ({"$ref": "https://example.org/schema"}, "nothing is fetched"),
+        ({"$ref": "other.json#/a"}, "nothing is fetched"),
+        ({"$ref": "#/$defs/gone"}, "points to nothing"),
+        ({"$ref": "#anchor"}, "no anchors"),
+        ({"$ref": "#"}, "no answer fits it"),
+        ({"type": "integer", "minimum": 2, "maximum": 1}, "no answer fits it"),
+        ({"required": ["a"], "additionalProperties": False}, "no answer fits it"),
+        ({"const": "a", "type": "integer"}, "no answer fits it"),
+        (False, "no answer fits it"),
+        (3, "a schema is an object"),
+        ("{", "not JSON"),
+        ('{"const": 1e999}', "too large"),
+        ('{"const": "\\ud800"}', "surrogate"),
+    ],
+)
+def test_what_cannot_be_held_is_refused_by_its_name(schema: Any, told: str) -> None:
+    assert told in refusal(schema)
+
+
+def test_alternatives_that_cannot_both_fit_may_be_one_of() -> None:
+    kinds = [{"properties": {"kind": {"const": kind}}, "required": ["kind"], "type": "object"} for kind in ("a", "b")]
+    drawn = Drawn(grammar_of(json.dumps({"oneOf": [*kinds, {"type": "null"}]})))
+    assert {drawn.text(random.Random(seed)).replace(" ", "") for seed in range(40)} == {
+        '{"kind":"a"}',
+        '{"kind":"b"}',
+        "null",
+    }
+
+
+def nested(depth: int) -> Any:
+    schema: Any = {"type": "null"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+def chain(length: int, link: Any) -> Any:
+    definitions = {f"n{i}": link(f"#/$defs/n{i + 1}") for i in range(length)}
+    return {"$defs": {**definitions, f"n{length}": {"type": "null"}}, "$ref": "#/$defs/n0"}
+
+
+HOSTILE = {
+    "deep text": "[" * 60_000,
+    "deep schemas": nested(300),
+    "long": {"enum": ["x" * SCHEMA_CHARS_MAX]},
+    "huge list": {"enum": list(range(9_000))},
+    "huge texts": {"enum": ["a" * n for n in range(340)]},
+    "huge bounds": {"type": "array", "minItems": 10**6, "items": {"type": "string", "minLength": 10**6}},
+    "bounds beyond all": {"type": "array", "minItems": 10**300},
+    "digits beyond all": '{"type":"integer","minimum":' + "9" * 5000 + "}",
+    "many properties": {"properties": {f"p{i}": {} for i in range(4_000)}},
+    "many required": {"required": [f"p{i}" for i in range(6_000)]},
+    "long chain": chain(1_500, lambda ref: {"$ref": ref}),
+    "doubling": chain(200, lambda ref: {"anyOf": [{"$ref": ref}, {"type": "array", "items": {"$ref": ref}}]}),
+    "forks without end": {
+        "$defs": {"u": {"anyOf": [{"type": "array", "items": {"$ref": "#/$defs/u"}, "maxItems": n} for n in (1, 2)]}},
+        "$ref": "#/$defs/u",
+    },
+    "many alternatives": {"anyOf": [{"type": "string", "maxLength": n} for n in range(1, 600)]},
+    "many exclusive ones": {"oneOf": [{"type": "null"}] * 3_000},
+    "long names": {"properties": {"x" * 30_000: {"properties": {f"p{i}": {} for i in range(900)}}}},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_schemas_are_small_grammars_or_refused(name: str) -> None:
+    schema = HOSTILE[name]
+    began_s = time.thread_time()
+    grammar = grammar_or_refusal(schema)
+    assert len(str(grammar)) < (600 if isinstance(grammar, BadSchema) else 200_000)
+    assert time.thread_time() - began_s < 20  # a guard against hanging: most take a few hundredths
