@@ -181,6 +181,8 @@ def _contradictions(settings: Settings) -> list[tuple[set[str], str]]:
             found.append(({small, large}, f"{small}: got {_shown(low)}, expected <= {large} ({_shown(high)}): {why}"))
 
     def operand(settings: Settings, dotted: str) -> float:
+        if dotted == "serve.context_tokens":  # where 0 stands for a number
+            return settings.serve.pool_tokens
         section, _, key = dotted.partition(".")
         return typing.cast(float, getattr(getattr(settings, section), key))
 

@@ -88,7 +88,7 @@ def start_serve(settings: Settings, model: BaseModel, live: protocol.AdapterRef)
         model_path=str(model.path),
         adapter=live,
         slots=serve.slots,
-        context_tokens=serve.context_tokens,
+        context_tokens=serve.pool_tokens,
         threads=machine.threads(serve.threads),
         probes=PROBES,
         gpu_layers=gpu_layers(
@@ -248,11 +248,11 @@ def placement_request(
     runs_on_cpu = section.train_device == "cpu" or all(device.kind == "cpu" for device in devices)
     kind = "cpu" if runs_on_cpu else "cuda"
     adapter, dtype = lora(settings, model.shape, kind), machine.train_dtype(learn.dtype, kind)
-    sequence_tokens = min(serve.context_tokens, serve.default_max_tokens + PROMPT_TOKENS)
+    sequence_tokens = min(serve.pool_tokens, serve.default_max_tokens + PROMPT_TOKENS)
     return placement.Request(
         devices=tuple(devices),
         model=model,
-        serving=placement.Serving(slots=serve.slots, context_tokens=serve.context_tokens),
+        serving=placement.Serving(slots=serve.slots, context_tokens=serve.pool_tokens),
         training=placement.Training(
             dtype=dtype,
             rank=adapter.rank,

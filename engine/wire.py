@@ -13,19 +13,36 @@ or a value of the wrong type raises `WireError` naming the path of the field.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import typing
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgpack
 
+_NAMES: dict[type, tuple[str, ...]] = {}  # dataclass -> its fields
+
 T = TypeVar("T")
+Reader = Callable[[Any], Any]  # a plain value to what a field expects; raises _Misfit
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 
 
 class WireError(ValueError):
     """Raised when bytes are not a message of this protocol version."""
+
+
+class _Misfit(Exception):
+    """A value that is not what is expected, at `path` below the reader that says it."""
+
+    def __init__(self, complaint: str, path: str = "") -> None:
+        super().__init__(complaint)
+        self.complaint = complaint
+        self.path = path
+
+    def below(self, step: str) -> _Misfit:
+        return _Misfit(self.complaint, step + self.path)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +56,9 @@ def encode(message: Message, epoch: int, *, version: int) -> bytes:
     Raises:
         WireError: a text is not valid Unicode, a number has more than 64 bits, or the message is too long.
     """
-    body = _to_plain(message)
+    envelope = {"v": version, "epoch": epoch, "type": type(message).__name__, "body": message}
     try:
-        packed: bytes = msgpack.packb({"v": version, "epoch": epoch, "type": type(message).__name__, "body": body})
+        packed: bytes = msgpack.packb(envelope, default=_fields)
     except (ValueError, OverflowError) as error:
         raise WireError(f"{type(message).__name__}: a value cannot be sent: {error}") from error
     if len(packed) > MAX_MESSAGE_BYTES:
@@ -71,9 +88,7 @@ def decode(data: bytes, registry: dict[str, type[Message]], *, version: int) -> 
     cls = registry.get(name) if isinstance(name, str) else None
     if cls is None:
         raise WireError(f"unknown message type {name!r}")
-    message = _from_plain(cls, envelope["body"], name)
-    assert isinstance(message, Message)
-    return epoch, message
+    return epoch, from_map(cls, envelope["body"])
 
 
 def to_map(value: Any) -> dict[str, Any]:
@@ -85,90 +100,187 @@ def to_map(value: Any) -> dict[str, Any]:
 
 def from_map(cls: type[T], value: Any) -> T:
     """A wire dataclass from its plain map, checked. Raises WireError."""
-    return typing.cast(T, _from_plain(cls, value, cls.__name__))
+    try:
+        return typing.cast(T, _reader(typing.cast(Any, cls))(value))
+    except _Misfit as misfit:
+        raise WireError(f"{cls.__name__}{misfit.path}: {misfit.complaint}") from None
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """What msgpack packs in the place of a dataclass; it asks for everything that it does not know."""
+    names = _NAMES.get(type(value))
+    if names is None:
+        if not dataclasses.is_dataclass(value):
+            raise ValueError(f"{value!r} is nothing that msgpack knows")
+        names = _NAMES[type(value)] = tuple(field.name for field in dataclasses.fields(value))
+    return {name: getattr(value, name) for name in names}
 
 
 def _to_plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, tuple | list):
         return [_to_plain(item) for item in value]
     if isinstance(value, dict):
         return {key: _to_plain(item) for key, item in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {name: _to_plain(item) for name, item in _fields(value).items()}
     return value
 
 
-def _from_plain(expected: Any, value: Any, path: str) -> Any:
-    origin = typing.get_origin(expected)
-    arguments = typing.get_args(expected)
+# Thousands of messages a second are read, so what a type expects is worked out once, into a function.
+
+
+@functools.cache
+def _reader(expected: Any) -> Reader:
+    origin, arguments = typing.get_origin(expected), typing.get_args(expected)
     if expected is Any:
-        return value
+        return lambda value: value
     if origin in (types.UnionType, typing.Union):
-        return _from_union(arguments, value, path)
+        return _union_reader(arguments)
     if origin is typing.Literal:
-        if value not in arguments:
-            raise WireError(f"{path}: expected one of {arguments}, got {value!r}")
-        return value
+        return _literal_reader(arguments)
     if origin is tuple:
-        return _from_tuple(arguments, value, path)
+        return _list_reader(arguments[0]) if arguments[1:] == (Ellipsis,) else _tuple_reader(arguments)
     if origin is dict:
-        if not isinstance(value, dict):
-            raise WireError(f"{path}: expected a map, got {type(value).__name__}")
-        return {
-            _from_plain(arguments[0], key, f"{path} key"): _from_plain(arguments[1], item, f"{path}[{key!r}]")
-            for key, item in value.items()
-        }
+        return _map_reader(*arguments)
     if isinstance(expected, type) and dataclasses.is_dataclass(expected):
-        return _from_dataclass(expected, value, path)
-    if expected is float and isinstance(value, int) and not isinstance(value, bool):
+        return _dataclass_reader(expected)
+    return _float_reader if expected is float else _scalar_reader(expected)
+
+
+def _scalar_reader(expected: type) -> Reader:
+    def read(value: Any) -> Any:
+        if type(value) is not expected:  # True is no int here
+            raise _Misfit(f"expected {expected.__name__}, got {type(value).__name__}")
+        return value
+
+    return read
+
+
+def _float_reader(value: Any) -> Any:
+    if type(value) is float:
+        return value
+    if type(value) is int:
         return float(value)
-    if isinstance(value, bool) and expected is not bool:
-        raise WireError(f"{path}: expected {expected.__name__}, got bool")
-    if not isinstance(value, expected):
-        raise WireError(f"{path}: expected {expected.__name__}, got {type(value).__name__}")
-    return value
+    raise _Misfit(f"expected float, got {type(value).__name__}")
 
 
-def _from_union(options: tuple[Any, ...], value: Any, path: str) -> Any:
-    if value is None and type(None) in options:
-        return None
-    errors = []
-    for option in options:
-        if option is type(None):
-            continue
-        try:
-            return _from_plain(option, value, path)
-        except WireError as error:
-            errors.append(str(error))
-    raise WireError("; or ".join(errors))
+def _literal_reader(allowed: tuple[Any, ...]) -> Reader:
+    def read(value: Any) -> Any:
+        if value not in allowed:
+            raise _Misfit(f"expected one of {allowed}, got {value!r}")
+        return value
+
+    return read
 
 
-def _from_tuple(arguments: tuple[Any, ...], value: Any, path: str) -> tuple[Any, ...]:
+def _union_reader(options: tuple[Any, ...]) -> Reader:
+    readers = [_reader(option) for option in options if option is not type(None)]
+    takes_none = len(readers) < len(options)
+
+    def read(value: Any) -> Any:
+        if value is None and takes_none:
+            return None
+        misfits = []
+        for reader in readers:
+            try:
+                return reader(value)
+            except _Misfit as misfit:
+                misfits.append(misfit)
+        if len(misfits) == 1:
+            raise misfits[0]
+        raise _Misfit("; or ".join(f"{misfit.path}: {misfit.complaint}".lstrip(": ") for misfit in misfits))
+
+    return read
+
+
+def _list_reader(item: Any) -> Reader:
+    reader = _reader(item)
+    scalar = item if item in (int, float, str) else None
+
+    def read(value: Any) -> Any:
+        _check_list(value)
+        if scalar is not None and set(map(type, value)) <= {scalar}:
+            return tuple(value)
+        found = []
+        for i, one in enumerate(value):
+            try:
+                found.append(reader(one))
+            except _Misfit as misfit:
+                raise misfit.below(f"[{i}]") from None
+        return tuple(found)
+
+    return read
+
+
+def _tuple_reader(items: tuple[Any, ...]) -> Reader:
+    readers = [_reader(item) for item in items]
+
+    def read(value: Any) -> Any:
+        _check_list(value)
+        if len(value) != len(readers):
+            raise _Misfit(f"expected {len(readers)} items, got {len(value)}")
+        found = []
+        for i, (reader, one) in enumerate(zip(readers, value, strict=True)):
+            try:
+                found.append(reader(one))
+            except _Misfit as misfit:
+                raise misfit.below(f"[{i}]") from None
+        return tuple(found)
+
+    return read
+
+
+def _check_list(value: Any) -> None:
     if not isinstance(value, list):
-        raise WireError(f"{path}: expected a list, got {type(value).__name__}")
-    if len(arguments) == 2 and arguments[1] is Ellipsis:
-        return tuple(_from_plain(arguments[0], item, f"{path}[{i}]") for i, item in enumerate(value))
-    if len(arguments) != len(value):
-        raise WireError(f"{path}: expected {len(arguments)} items, got {len(value)}")
-    return tuple(_from_plain(a, v, f"{path}[{i}]") for i, (a, v) in enumerate(zip(arguments, value, strict=True)))
+        raise _Misfit(f"expected a list, got {type(value).__name__}")
 
 
-_FIELD_TYPES: dict[type, dict[str, Any]] = {}
+def _map_reader(key: Any, item: Any) -> Reader:
+    key_reader, item_reader = _reader(key), _reader(item)
+
+    def read(value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise _Misfit(f"expected a map, got {type(value).__name__}")
+        found = {}
+        for name, one in value.items():
+            try:
+                read_name = key_reader(name)
+            except _Misfit as misfit:
+                raise misfit.below(" key") from None
+            try:
+                found[read_name] = item_reader(one)
+            except _Misfit as misfit:
+                raise misfit.below(f"[{name!r}]") from None
+        return found
+
+    return read
 
 
-def _from_dataclass(cls: type, value: Any, path: str) -> Any:
-    if not isinstance(value, dict):
-        raise WireError(f"{path}: expected a map, got {type(value).__name__}")
-    hints = _FIELD_TYPES.get(cls)
-    if hints is None:
-        hints = _FIELD_TYPES[cls] = typing.get_type_hints(cls)
-    if unknown := set(value) - set(hints):
-        raise WireError(f"{path}: unknown field {sorted(map(str, unknown))[0]!r}")
-    required = {
-        f.name
-        for f in dataclasses.fields(cls)
-        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-    }
-    if missing := required - set(value):
-        raise WireError(f"{path}: field {sorted(missing)[0]!r} is missing")
-    return cls(**{name: _from_plain(hints[name], item, f"{path}.{name}") for name, item in value.items()})
+def _dataclass_reader(cls: type) -> Reader:
+    readers: dict[str, Reader] = {}
+    required: set[str] = set()
+
+    def prepare() -> None:  # not at once: a class may hold others of its own kind
+        readers.update({name: _reader(hint) for name, hint in typing.get_type_hints(cls).items()})
+        for field in dataclasses.fields(cls):
+            if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+                required.add(field.name)
+
+    def read(value: Any) -> Any:
+        if not readers:
+            prepare()
+        if not isinstance(value, dict):
+            raise _Misfit(f"expected a map, got {type(value).__name__}")
+        if unknown := value.keys() - readers.keys():
+            raise _Misfit(f"unknown field {sorted(map(str, unknown))[0]!r}")
+        if missing := required - value.keys():
+            raise _Misfit(f"field {sorted(missing)[0]!r} is missing")
+        found = {}
+        for name, one in value.items():
+            try:
+                found[name] = readers[name](one)
+            except _Misfit as misfit:
+                raise misfit.below(f".{name}") from None
+        return cls(**found)
+
+    return read

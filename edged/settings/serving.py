@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, PlainValidator
 
@@ -21,10 +21,19 @@ class ModelSection(Section):
     name: str = key("", "Public name in /v1/models; empty: made from the path.", max_length=200)
 
 
+SLOT_TOKENS = 640  # a usual prompt and an answer of the default length
+LEAST_AUTO_TOKENS = 16 * SLOT_TOKENS  # a box of few slots can have long conversations
+
+
 class ServeSection(Section):
-    slots: int = key(16, "Answers decoded at the same time.", ge=1, le=256)
-    context_tokens: int = key(
-        10240, "Tokens in the context of the serve worker, shared by its slots.", ge=256, le=2**20
+    """The serve worker and its queue."""
+
+    # llama.cpp takes 256 sequences at most, and eight are kept for finished ones.
+    slots: int = key(16, "Answers decoded at the same time.", ge=1, le=248)
+    context_tokens: Literal[0] | Annotated[int, Field(ge=256, le=2**20)] = key(
+        0,
+        "Tokens in the context of the serve worker, shared by its slots; 0: 640 a slot, 10240 at least.",
+        expected="0 or a whole number >= 256 and <= 1048576",
     )
     threads: int = key(0, "CPU threads of the serve worker; 0: chosen from the machine.", ge=0, le=1024)
     max_queue: int = key(256, "Requests that may wait for a slot; more get 429.", ge=0, le=100_000, live=True)
@@ -37,6 +46,11 @@ class ServeSection(Section):
     )
     start_timeout_s: float = key(120.0, "Seconds in which the serve worker must be ready.", ge=1, le=3600)
     hang_timeout_s: float = key(30.0, "Seconds of silence after which it is killed and started again.", ge=3, le=3600)
+
+    @property
+    def pool_tokens(self) -> int:
+        """Tokens that the slots share, `context_tokens` or what 0 means."""
+        return self.context_tokens or max(LEAST_AUTO_TOKENS, SLOT_TOKENS * self.slots)
 
 
 class ApiSection(Section):

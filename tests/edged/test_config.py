@@ -206,7 +206,7 @@ def test_overrides_lie_over_the_file_and_are_checked_like_it(tmp_path: Path) -> 
     assert settings.api.listen == (UnixListen(Path("/run/a.sock")),)
     assert problems("[serve]\nslots = 4", tmp_path, {"serve.slots": 0, "serve.slot": 1, "slots": 1}) == [
         "serve.slot: got an unknown key, expected a key of [serve]; did you mean serve.slots?",
-        "serve.slots: got 0, expected a whole number >= 1 and <= 256",
+        "serve.slots: got 0, expected a whole number >= 1 and <= 248",
         f"slots: got an unknown section, expected one of {SECTIONS}; did you mean serve.slots?",
     ]
 

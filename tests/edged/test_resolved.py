@@ -280,6 +280,15 @@ CARD = placement.Device(name="cuda:0", kind="cuda", total_bytes=10**11, free_byt
 CPU = placement.Device(name="cpu", kind="cpu", total_bytes=10**11, free_bytes=10**11)
 
 
+@pytest.mark.parametrize(("slots", "tokens"), [(1, 10240), (16, 10240), (64, 40960)])
+def test_the_context_grows_with_the_slots_unless_it_is_set(slots: int, tokens: int) -> None:
+    settings = Settings(serve=ServeSection(slots=slots))
+    assert resolved.start_serve(settings, MODEL, BASE).context_tokens == tokens
+    assert resolved.placement_request(settings, PLACED, [CPU]).serving.context_tokens == tokens
+    settings = Settings(serve=ServeSection(slots=slots, context_tokens=2048))
+    assert resolved.start_serve(settings, MODEL, BASE).context_tokens == 2048
+
+
 def test_a_plan_is_asked_for_with_the_settings() -> None:
     settings = Settings(
         serve=ServeSection(slots=3, context_tokens=1024, default_max_tokens=200),
@@ -359,12 +368,17 @@ def test_the_api_sees_a_reload() -> None:
 
 
 def test_every_key_of_the_settings_is_used_somewhere() -> None:
-    """Names that are read as an attribute, or copied by the names of a dataclass's fields."""
+    """Names that are read as an attribute, also by a section of itself, or copied as fields of a dataclass."""
     records = (protocol.PpoSettings, protocol.PreferenceSettings, plan.Rules, gate.Limits, JudgingRules)
     used = {field.name for record in records for field in dataclasses.fields(record)}
     for path in EDGED.rglob("*.py"):
-        if path.parent.name != "settings" and path.name != "config.py":
-            used |= {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
+        if path.name == "config.py":
+            continue
+        read = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)]
+        own = path.parent.name == "settings"
+        used |= {
+            node.attr for node in read if not own or (isinstance(node.value, ast.Name) and node.value.id == "self")
+        }
     for name, field in Settings.model_fields.items():
         assert name in used
         assert issubclass(type(field.default), Section)
