@@ -26,12 +26,21 @@ import pytest
 hypothesis.settings.register_profile("edged", deadline=None, derandomize=bool(os.environ.get("EDGED_CI")))
 hypothesis.settings.load_profile("edged")
 
+TESTS = Path(__file__).parent
+
 # Tool -> the commands that are it, and how to get one of them.
 TOOLS = {
     "chromium": (("chromium", "chromium-browser", "google-chrome"), "apt install chromium"),
     "systemd-analyze": (("systemd-analyze",), "apt install systemd"),
     "make": (("make",), "apt install make"),
 }
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What runs beside what with `-n`: files do, but for those of tests/e2e, which share a long run of the daemon."""
+    for item in items:
+        folder = item.path.relative_to(TESTS).parts[0]
+        item.add_marker(pytest.mark.xdist_group("e2e" if folder == "e2e" else str(item.path)))
 
 
 def pytest_unconfigure() -> None:
