@@ -16,7 +16,6 @@ from pathlib import Path
 from adapters.errors import AdapterError
 from adapters.manifest import verify
 from engine.fault import EngineFault
-from engine.generate import llamacpp
 from engine.generate.answering import Answering
 from engine.generate.backend import Adapter, AdapterRefused, Model
 from engine.generate.constraint import Constraints
@@ -156,7 +155,7 @@ class _Loop:
 
 def _load(start: StartServe) -> _Loaded:
     began = time.monotonic()
-    model: Model = llamacpp.Model(start.model_path, gpu_layers=start.gpu_layers)
+    model = _open_model(start)
     try:
         prompts = Prompts(model)
         probes = tuple(prompts.probe(probe) for probe in start.probes)
@@ -173,6 +172,17 @@ def _load(start: StartServe) -> _Loaded:
     decoders = (_build_decoder(model, start, adapter, service), _build_decoder(model, start, adapter, service))
     _warm_up(decoders[0], start)
     return _Loaded(model, prompts, decoders, adapter, probes, time.monotonic() - began)
+
+
+def _open_model(start: StartServe) -> Model:
+    """The model in the engine that was asked for, whose library is loaded here and no other."""
+    if start.backend == "transformers":
+        from engine.generate import hf_model
+
+        return hf_model.Model(start.model_path, dtype=start.dtype, device=start.device)
+    from engine.generate import llamacpp
+
+    return llamacpp.Model(start.model_path, gpu_layers=start.gpu_layers)
 
 
 def _load_adapter(model: Model, ref: AdapterRef) -> Adapter | None:

@@ -48,6 +48,7 @@ from engine.protocol.score import (
     StartScore,
 )
 from engine.protocol.serve import (
+    Backend,
     Begun,
     Cancel,
     ChatMessage,
@@ -122,6 +123,7 @@ __all__ = [
     "PROTOCOL",
     "RESULT_FILE",
     "AdapterRef",
+    "Backend",
     "BaseWeights",
     "Beat",
     "Begun",

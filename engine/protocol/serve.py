@@ -16,6 +16,7 @@ from typing import Literal
 from engine.protocol.nouns import AdapterRef, ProbeTokens
 from engine.wire import Message
 
+Backend = Literal["llamacpp", "transformers", "remote"]
 FinishReason = Literal["stop", "length", "cancelled"]
 
 
@@ -29,6 +30,9 @@ class ProbeText:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StartServe(Message):
+    """backend: who decodes; "llamacpp" takes a .gguf file, "transformers" a Hugging Face folder. device, dtype: of
+    "transformers", as torch names them."""
+
     model_path: str
     adapter: AdapterRef  # served from the first request on
     slots: int  # sequences decoded at once in one context
@@ -36,6 +40,9 @@ class StartServe(Message):
     threads: int
     probes: tuple[ProbeText, ...]
     gpu_layers: int = 0
+    backend: Backend = "llamacpp"
+    device: str = "cpu"
+    dtype: str = "float32"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -102,7 +102,7 @@ def write_chatter(root: Path) -> Chatter:
     model.generation_config.eos_token_id = [end, first_special]  # llama.cpp knows the second one by its text
     folder = root / "model"
     model.save_pretrained(folder)
-    _write_tokenizer(folder, tokens)
+    write_tokenizer(folder, tokens)
     file = root / "model.gguf"
     write_family_gguf(file, model, add_tokenizer=lambda writer: _add_tokenizer(writer, tokens, end))
     shape = BaseShape(
@@ -111,7 +111,8 @@ def write_chatter(root: Path) -> Chatter:
     return Chatter(folder, file, shape, end)
 
 
-def _write_tokenizer(folder: Path, tokens: list[str]) -> None:
+def write_tokenizer(folder: Path, tokens: list[str]) -> None:
+    """`tokenizer.json` and `tokenizer_config.json` of a byte-level vocabulary."""
     plain = tokens[: -len(SPECIAL)]
     tokenizer = Tokenizer(BPE(vocab={token: number for number, token in enumerate(plain)}, merges=list(MERGES)))
     tokenizer.pre_tokenizer = Sequence(

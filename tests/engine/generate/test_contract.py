@@ -37,7 +37,7 @@ class Kind:
     knows: frozenset[str] = frozenset({"behaviour", "raw"})
 
 
-KINDS = (Kind("llamacpp"),)
+KINDS = (Kind("llamacpp"), Kind("transformers"))
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +53,8 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 @pytest.fixture(scope="module")
 def start(kind: Kind, chatter: Chatter) -> protocol.StartServe:
     """How a worker of this kind is started."""
+    if kind.name == "transformers":
+        return start_serve(str(chatter.folder), backend="transformers")
     return start_serve(str(chatter.file))
 
 
