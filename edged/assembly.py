@@ -163,7 +163,7 @@ class Assembly:
                 name="serve",
                 worker=self.serve_worker,
                 in_use=lambda: bool(self.answers.active) or self.learning.needs_serving or self.practice.is_working,
-                keep_warm_s=lambda: resolved.serve_keeps_warm_s(self._settings()),
+                keep_warm_s=lambda: resolved.serve_keeps_warm_s(self._settings(), self._model.path),
             )
         )
         self._staging = Staging(self.serve_worker)

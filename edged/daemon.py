@@ -31,7 +31,7 @@ from edged.addresses import Listen, UnixListen
 from edged.api.listen import ListenError, open_listeners
 from edged.api.server import HttpServer
 from edged.assembly import Assembly
-from edged.base_model import BaseModel, ModelError, open_base_model
+from edged.base_model import BaseModel, ModelError, choose_backend, open_base_model
 from edged.fallback import Fallback
 from edged.learn import profile
 from edged.learn.folders import Folders
@@ -157,6 +157,7 @@ class Daemon:
         cache.mkdir(exist_ok=True)
         section = self._settings.model
         model = await asyncio.to_thread(open_base_model, section.path, section.name, cache)
+        choose_backend(self._settings.serve.backend, model.path)
         store = await Store.open(self._state_folder / "edged.db", readers=self._settings.store.readers)
         stack.push_async_callback(store.close)
         folders = Folders(self._state_folder, model.sha256)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from adapters.gguf_header import load_header, packed_block_bytes
 from adapters.llamacpp_format import read_base_shape
+from edged.base_model import has_tied_head, model_bytes, read_shape
 from edged.devices import DevicesUnknown
 from engine import placement, protocol
 
@@ -23,7 +24,11 @@ ONE_PROCESS = protocol.TrainPlan()
 
 
 def planned_model(file: Path) -> placement.Model:
-    """What a plan has to know of a GGUF file. Raises AdapterError, ValueError, OSError."""
+    """What a plan has to know of a GGUF file or a folder. Raises AdapterError, ModelError, ValueError, OSError."""
+    if file.is_dir():
+        return placement.Model(
+            shape=read_shape(file), tied=has_tied_head(file), file_bytes=model_bytes(file), packed_block_bytes=0
+        )
     header = load_header(file)
     return placement.Model(
         shape=read_base_shape(file),

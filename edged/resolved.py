@@ -10,7 +10,7 @@ from pathlib import Path
 
 from adapters.shape import BaseShape
 from edged import machine
-from edged.base_model import BaseModel
+from edged.base_model import BaseModel, choose_backend
 from edged.devices import find_devices
 from edged.learn.gate import Limits as GateLimits
 from edged.learn.job import LearnSettings
@@ -82,8 +82,8 @@ def proving(settings: Settings) -> ProvingSettings:
 
 
 def start_serve(settings: Settings, model: BaseModel, live: protocol.AdapterRef) -> protocol.StartServe:
-    """The message that starts a serve worker on `live`."""
-    serve = settings.serve
+    """The message that starts a serve worker on `live`. Raises ModelError: the backend does not read this model."""
+    serve, device = settings.serve, serve_device(settings, model.path)
     return protocol.StartServe(
         model_path=str(model.path),
         adapter=live,
@@ -94,7 +94,23 @@ def start_serve(settings: Settings, model: BaseModel, live: protocol.AdapterRef)
         gpu_layers=gpu_layers(
             serve.gpu_layers, _device(settings, settings.placement.serve, settings.placement.serve_device)
         ),
+        backend=choose_backend(serve.backend, model.path),
+        device=device,
+        dtype=machine.train_dtype(
+            settings.learn.dtype, device
+        ),  # as the trainer: what is left is the kernels' rounding
     )
+
+
+def serve_device(settings: Settings, model: Path) -> str:
+    """The device that serves, as torch names it. A folder goes where training would: the first card if there is one;
+    a file stays on the CPU, but for the blocks that `serve.gpu_layers` names. Raises ModelError."""
+    where = settings.placement
+    configured = _device(settings, where.serve, where.serve_device)
+    if choose_backend(settings.serve.backend, model) == "transformers":
+        return machine.train_device(configured)
+    on_card = gpu_layers(settings.serve.gpu_layers, configured) != 0
+    return "cpu" if not on_card else "cuda" if configured == "auto" else configured
 
 
 def gpu_layers(configured: int, device: str) -> int:
@@ -105,11 +121,9 @@ def gpu_layers(configured: int, device: str) -> int:
     return -1 if device != "auto" and configured == 0 else configured
 
 
-def serve_keeps_warm_s(settings: Settings) -> float | None:
-    """How long the serve worker stays without work; None: for ever, because it holds no card."""
-    where = settings.placement
-    on_card = gpu_layers(settings.serve.gpu_layers, _device(settings, where.serve, where.serve_device)) != 0
-    return where.keep_warm_s if on_card else None
+def serve_keeps_warm_s(settings: Settings, model: Path) -> float | None:
+    """How long the serve worker stays without work; None: for ever, because it holds no card. Raises ModelError."""
+    return None if serve_device(settings, model) == "cpu" else settings.placement.keep_warm_s
 
 
 def train_keeps_warm_s(settings: Settings, plan: protocol.TrainPlan = ONE_PROCESS) -> float | None:
@@ -220,10 +234,11 @@ def _device(settings: Settings, pinned: Sequence[int], configured: str) -> str:
 
 
 def placed(settings: Settings, model: BaseModel) -> Placing:
-    """Who trains where on this box, decided. Blocking. Raises BadPin."""
+    """Who trains where on this box, decided. Blocking. Raises BadPin, ModelError."""
+    backend = choose_backend(settings.serve.backend, model.path)
     n_cpus = settings.placement.cpu_devices
     placing = Placing(
-        lambda devices: placement_request(settings, planned_model(model.path), devices),
+        lambda devices: placement_request(settings, planned_model(model.path), devices, backend),
         lambda: find_devices(n_cpus),
         machine.threads(settings.learn.threads),
     )
@@ -232,10 +247,15 @@ def placed(settings: Settings, model: BaseModel) -> Placing:
 
 
 def placement_request(
-    settings: Settings, model: placement.Model, devices: Sequence[placement.Device]
+    settings: Settings,
+    model: placement.Model,
+    devices: Sequence[placement.Device],
+    backend: protocol.Backend = "llamacpp",
 ) -> placement.Request:
     """What the settings ask of these devices.
 
+    Args:
+        backend: that serves.
     Raises:
         BadPin: a device is named that is not among them.
     """
@@ -243,8 +263,8 @@ def placement_request(
     learned = learning(settings, model.shape)
     trains_on = () if section.train_device in ("auto", "cuda") else _numbers_of(section.train_device, devices)
     on_card = gpu_layers(serve.gpu_layers, _device(settings, section.serve, section.serve_device)) != 0
-    serve_device = section.serve_device if on_card else "cpu"
-    serves_on = () if serve_device in ("auto", "cuda") else _numbers_of(serve_device, devices)[:1]
+    serves = section.serve_device if on_card or backend == "transformers" else "cpu"
+    serves_on = () if serves in ("auto", "cuda") else _numbers_of(serves, devices)[:1]
     runs_on_cpu = section.train_device == "cpu" or all(device.kind == "cpu" for device in devices)
     kind = "cpu" if runs_on_cpu else "cuda"
     adapter, dtype = lora(settings, model.shape, kind), machine.train_dtype(learn.dtype, kind)
@@ -252,7 +272,11 @@ def placement_request(
     return placement.Request(
         devices=tuple(devices),
         model=model,
-        serving=placement.Serving(slots=serve.slots, context_tokens=serve.pool_tokens),
+        serving=placement.Serving(
+            slots=serve.slots,
+            context_tokens=serve.pool_tokens,
+            engine="torch" if backend == "transformers" else "llamacpp",
+        ),
         training=placement.Training(
             dtype=dtype,
             rank=adapter.rank,

@@ -33,14 +33,15 @@ MIN_FREE_DISK_BYTES = 2_000_000_000
 SLOW_FSYNC_MS = 30.0  # every acknowledged rating waits for one
 FSYNC_ROUNDS = 20
 IMPORT_TIMEOUT_S = 180.0
-# The serve worker's own way into llama.cpp: a build that does not fit this CPU loads, and dies in its first product.
+# The serve worker's way into its engine: a llama.cpp that does not fit this CPU loads, and dies in its first product.
 _DECODE = """
 import sys, time
-from engine.generate.llamacpp import Context, Model
 from engine.generate.scheduler import Entry
+from engine.generate.worker import open_model
 
-model = Model(sys.argv[1], gpu_layers=0)
-context = Context(model, context_tokens=256, n_sequences=1, max_rows=1, threads=int(sys.argv[2]))
+path, backend, device, dtype, threads = sys.argv[1:]
+model = open_model(path, backend, gpu_layers=0, device=device, dtype=dtype)
+context = model.open_context(context_tokens=256, n_sequences=1, max_rows=1, threads=int(threads))
 prompt = model.tokenise("The capital of France is the city of", add_special=True, parse_special=False)
 rows = context.decode([Entry(0, i, token, i == len(prompt) - 1) for i, token in enumerate(prompt)])
 started = time.perf_counter()
@@ -90,15 +91,13 @@ def check_sqlite(version: str | None = None) -> Finding:
 
 def check_model(model: str) -> Finding:
     """The model that the settings name is there, and its file is whole and of a kind that can be trained."""
-    from adapters.errors import AdapterError
-    from adapters.llamacpp_format import read_base_shape
-    from edged.base_model import ModelError, find_model
+    from edged.base_model import ModelError, find_model, model_bytes, read_shape
 
     try:
         file = find_model(model)
-        shape = read_base_shape(file)
-        n_bytes = file.stat().st_size
-    except (ModelError, AdapterError, OSError) as error:
+        shape = read_shape(file)
+        n_bytes = model_bytes(file)
+    except (ModelError, OSError) as error:
         found, _, advice = str(error).partition("; ")
         return Finding(name="model", level="fail", found=found, advice=advice or "use another model file")
     found = f"{file.name}: {shape.arch}, {shape.n_layers} blocks, {n_bytes / 1e6:.0f} MB"
@@ -124,23 +123,30 @@ def check_engine() -> list[Finding]:
     return findings
 
 
-def check_decoding(model: str) -> Finding:
-    """llama.cpp really samples with this model on this CPU. A model that is not there is `check_model`'s finding."""
-    from edged.base_model import ModelError, find_model
+def check_decoding(settings: Settings) -> Finding:
+    """The engine really samples with this model here. A model that is not there is `check_model`'s finding."""
+    from edged.base_model import ModelError, choose_backend, find_model
+    from edged.machine import train_dtype
+    from edged.resolved import serve_device
 
     try:
-        file = find_model(model)
+        path = find_model(settings.model.path)
     except ModelError:
         return Finding(name="sampling", level="warn", found="not tried: there is no model")
-    rc, output = _ask_python(_DECODE, str(file), str(len(os.sched_getaffinity(0))))
+    try:
+        backend, device = choose_backend(settings.serve.backend, path), serve_device(settings, path)
+    except ModelError as error:
+        found, _, advice = str(error).partition("; ")
+        return Finding(name="sampling", level="fail", found=found, advice=advice)
+    dtype = train_dtype(settings.learn.dtype, device)
+    rc, output = _ask_python(_DECODE, str(path), backend, device, dtype, str(len(os.sched_getaffinity(0))))
     if rc == 0:
-        return Finding(name="sampling", level="ok", found=f"{float(output.splitlines()[-1]):.0f} tokens/s, one answer")
-    return Finding(
-        name="sampling",
-        level="fail",
-        found=_why_failed(rc, output),
-        advice="build llama.cpp on this machine: pip install --no-binary llama-cpp-python --force-reinstall",
-    )
+        speed = f"{float(output.splitlines()[-1]):.0f} tokens/s, one answer"
+        return Finding(name="sampling", level="ok", found=f"{backend}: {speed}")
+    advice = "build llama.cpp on this machine: pip install --no-binary llama-cpp-python --force-reinstall"
+    if backend == "transformers":
+        advice = "see the reason; [placement] serve_device says where it decodes"
+    return Finding(name="sampling", level="fail", found=_why_failed(rc, output), advice=advice)
 
 
 def _ask_python(code: str, *arguments: str) -> tuple[int, str]:
@@ -297,18 +303,19 @@ def check_placement(settings: Settings, devices: Sequence[placement.Device] | No
     A model that cannot be read is `check_model`'s finding.
     """
     from adapters.errors import AdapterError
-    from edged.base_model import ModelError, find_model
+    from edged.base_model import ModelError, choose_backend, find_model
     from edged.devices import DevicesUnknown, find_devices
     from edged.placing import planned_model
     from edged.resolved import placement_request
 
     n_cpus = settings.placement.cpu_devices
     try:
-        model = planned_model(find_model(settings.model.path))
+        path = find_model(settings.model.path)
+        model, backend = planned_model(path), choose_backend(settings.serve.backend, path)
     except (ModelError, AdapterError, ValueError, OSError):
         return [Finding(name="placement", level="warn", found="not planned: there is no model")]
     try:
-        request = placement_request(settings, model, find_devices(n_cpus) if devices is None else devices)
+        request = placement_request(settings, model, find_devices(n_cpus) if devices is None else devices, backend)
         plans = placement.plan_both(request)
     except DevicesUnknown as error:
         found, _, advice = str(error).partition("; ")

@@ -57,7 +57,7 @@ def _examine(config: Path | None, model: str | None, folder: Path) -> Iterator[c
     yield from checks.check_disk(folder)
     yield checks.check_socket(folder / "edged.sock")
     yield from checks.check_engine()
-    yield checks.check_decoding(model_path)
+    yield checks.check_decoding(settings)
     yield checks.check_gpu()
     yield from usable.check_blocks(settings)
     yield from usable.check_judge(settings, connects=True)

@@ -20,7 +20,9 @@ ConfigOption = Annotated[Path | None, typer.Option("--config", help="The TOML fi
 StateOption = Annotated[
     Path | None, typer.Option("--state-dir", help="The state folder.  [default: $STATE_DIRECTORY, then ./var]")
 ]
-ModelOption = Annotated[str | None, typer.Option("--model", help="A packaged name (smollm2-135m) or a .gguf file.")]
+ModelOption = Annotated[
+    str | None, typer.Option("--model", help="A packaged name (smollm2-135m), a .gguf file or a Hugging Face folder.")
+]
 ListenOption = Annotated[
     list[str] | None, typer.Option("--listen", help="unix:PATH or tcp:HOST:PORT; repeatable; replaces the file's.")
 ]

@@ -54,16 +54,14 @@ def refusal_of_service(url: str) -> str:
 
 def check_blocks(settings: Settings) -> list[Finding]:
     """Whether the model has as many blocks as are to be adapted. A model that cannot be read is `check_model`'s."""
-    from adapters.errors import AdapterError
-    from adapters.llamacpp_format import read_base_shape
-    from edged.base_model import ModelError, find_model
+    from edged.base_model import ModelError, find_model, read_shape
 
     layers = settings.lora.layers
     if not isinstance(layers, int):
         return []
     try:
-        n_layers = read_base_shape(find_model(settings.model.path)).n_layers
-    except (ModelError, AdapterError, OSError):
+        n_layers = read_shape(find_model(settings.model.path)).n_layers
+    except (ModelError, OSError):
         return []
     if layers <= n_layers:
         return []

@@ -17,7 +17,7 @@ def _as_listen(value: object) -> Listen:
 
 
 class ModelSection(Section):
-    path: str = key("smollm2-135m", "Model: a packaged name or a .gguf file.", min_length=1)
+    path: str = key("smollm2-135m", "Model: a packaged name, a .gguf file or a Hugging Face folder.", min_length=1)
     name: str = key("", "Public name in /v1/models; empty: made from the path.", max_length=200)
 
 
@@ -28,6 +28,9 @@ LEAST_AUTO_TOKENS = 16 * SLOT_TOKENS  # a box of few slots can have long convers
 class ServeSection(Section):
     """The serve worker and its queue."""
 
+    backend: Literal["auto", "llamacpp", "transformers"] = key(
+        "auto", 'Who decodes: "llamacpp" .gguf files, "transformers" Hugging Face folders; "auto": the one that can.'
+    )
     # llama.cpp takes 256 sequences at most, and eight are kept for finished ones.
     slots: int = key(16, "Answers decoded at the same time.", ge=1, le=248)
     context_tokens: Literal[0] | Annotated[int, Field(ge=256, le=2**20)] = key(

@@ -17,8 +17,8 @@ from adapters.errors import AdapterError
 from adapters.manifest import verify
 from engine.fault import EngineFault
 from engine.generate.answering import Answering
+from engine.generate.asking import Grammars
 from engine.generate.backend import Adapter, AdapterRefused, Model
-from engine.generate.constraint import Constraints
 from engine.generate.decoder import Decoder
 from engine.generate.fairness import Service
 from engine.generate.gaps import Gaps
@@ -31,6 +31,7 @@ from engine.generate.template import BadTemplate
 from engine.link import Link
 from engine.protocol import (
     AdapterRef,
+    Backend,
     Cancel,
     Generate,
     Message,
@@ -86,7 +87,7 @@ class _Loop:
             context_tokens=start.context_tokens,
             send=link.send,
             ended=lambda context: self._staging.perform(self._swap.end(context)),
-            grammars=Constraints(loaded.model) if isinstance(loaded.model, llamacpp.Model) else None,
+            grammars=_grammars_of(loaded.model, start.backend),
         )
         self._staging = Staging(
             loaded.model,
@@ -155,7 +156,9 @@ class _Loop:
 
 def _load(start: StartServe) -> _Loaded:
     began = time.monotonic()
-    model = _open_model(start)
+    model = open_model(
+        start.model_path, start.backend, gpu_layers=start.gpu_layers, device=start.device, dtype=start.dtype
+    )
     try:
         prompts = Prompts(model)
         probes = tuple(prompts.probe(probe) for probe in start.probes)
@@ -174,15 +177,26 @@ def _load(start: StartServe) -> _Loaded:
     return _Loaded(model, prompts, decoders, adapter, probes, time.monotonic() - began)
 
 
-def _open_model(start: StartServe) -> Model:
-    """The model in the engine that was asked for, whose library is loaded here and no other."""
-    if start.backend == "transformers":
+def open_model(path: str, backend: Backend, *, gpu_layers: int, device: str, dtype: str) -> Model:
+    """The model in the engine that was asked for, whose library is loaded here and no other. Raises EngineFault."""
+    if backend == "transformers":
         from engine.generate import hf_model
 
-        return hf_model.Model(start.model_path, dtype=start.dtype, device=start.device)
+        return hf_model.Model(path, dtype=dtype, device=device)
     from engine.generate import llamacpp
 
-    return llamacpp.Model(start.model_path, gpu_layers=start.gpu_layers)
+    return llamacpp.Model(path, gpu_layers=gpu_layers)
+
+
+def _grammars_of(model: Model, backend: Backend) -> Grammars | None:
+    """What holds answers to a grammar: llama.cpp's own sampler, so only where it decodes."""
+    if backend != "llamacpp":
+        return None
+    from engine.generate import llamacpp
+    from engine.generate.constraint import Constraints
+
+    assert isinstance(model, llamacpp.Model)
+    return Constraints(model)
 
 
 def _load_adapter(model: Model, ref: AdapterRef) -> Adapter | None:

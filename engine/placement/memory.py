@@ -179,6 +179,23 @@ def serve_share(model: Model, serving: Serving, device: Device, number: int) -> 
     return Share(role="serve", device=number, held=held, working={})
 
 
+def torch_serve_share(model: Model, serving: Serving, device: Device, number: int, dtype: Dtype) -> Share:
+    """The serve worker where transformers decodes. Estimated: of its parts only weights, pools and rows are exact."""
+    shape, b = model.shape, ELEMENT_BYTES[dtype]
+    cell = 2 * shape.n_kv_heads * shape.head_dim * b  # of one block
+    step = UBATCH_TOKENS * (2 * b * (shape.n_ff + 2 * shape.n_embd))
+    held = {
+        "weights": base_weight_bytes(model, dtype),
+        "kv": serving.contexts * serving.context_tokens * shape.n_layers * cell,
+        "runtime": TRANSFORMERS_RUNTIME_BYTES if device.kind == "cpu" else CUDA_RUNTIME_BYTES,
+    }
+    working = {
+        "activations": step + serving.context_tokens * cell,  # a step gathers its cells block by block
+        "logits": 2 * (serving.slots + FINISHED_SEQUENCES) * shape.n_vocab * FLOAT32_BYTES,
+    }
+    return Share(role="serve", device=number, held=held, working=working)
+
+
 def reward_share(request: Request, reward: Reward, number: int) -> Share:
     """The score worker. Functions and services are judged on the CPU, so on a card they take nothing."""
     device, model, dtype = request.devices[number], request.model, request.training.dtype

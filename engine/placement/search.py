@@ -10,7 +10,14 @@ import dataclasses
 from collections.abc import Sequence
 
 from engine.placement.layout import Layout, Mode, check_pins, layouts
-from engine.placement.memory import Share, reward_share, round_up_rows, serve_share, train_shares
+from engine.placement.memory import (
+    Share,
+    reward_share,
+    round_up_rows,
+    serve_share,
+    torch_serve_share,
+    train_shares,
+)
 from engine.placement.request import ROLES, Request, Role
 
 
@@ -98,9 +105,16 @@ def micro_batch_sizes(request: Request) -> tuple[int, ...]:
     return tuple(sorted({least, most} | steps, reverse=True))
 
 
+def _serve_share(request: Request, number: int) -> Share:
+    device = request.devices[number]
+    if request.serving.engine == "torch":
+        return torch_serve_share(request.model, request.serving, device, number, request.training.dtype)
+    return serve_share(request.model, request.serving, device, number)
+
+
 def shares_of(request: Request, layout: Layout, tokens: int) -> tuple[Share, ...]:
     """Every role's bytes on each of its devices, by role and then by device."""
-    shares = [serve_share(request.model, request.serving, request.devices[n], n) for n in layout.serve]
+    shares = [_serve_share(request, number) for number in layout.serve]
     for number in range(len(request.devices)):
         here: list[Role] = [role for role in ("actor", "critic", "reference") if number in layout.of(role)]
         shares += train_shares(

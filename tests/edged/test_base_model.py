@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
-from edged.base_model import PACKAGED, ModelError, find_model, open_base_model
+from edged.base_model import PACKAGED, ModelError, choose_backend, find_model, open_base_model
+from edged.placing import planned_model
+from engine import placement
 
 
 def test_the_packaged_model_is_found_and_described(packaged_model: Path, tmp_path: Path) -> None:
@@ -40,13 +45,57 @@ def test_a_file_that_is_no_gguf_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_told_with_the_names_that_exist(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"no such file; give a \.gguf file or a packaged name \(smollm2-135m\)"):
+    with pytest.raises(
+        ModelError, match=r"no such file; give a \.gguf file, a Hugging Face folder or a packaged name \(smollm2-135m\)"
+    ):
         find_model(str(tmp_path / "missing.gguf"))
 
 
-def test_a_folder_is_told_to_name_a_file(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"a folder; this version serves \.gguf files only"):
-        find_model(str(tmp_path))
+def write_folder(folder: Path) -> Path:
+    config = {
+        "model_type": "qwen3",
+        "hidden_size": 32,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 12,
+        "num_hidden_layers": 3,
+        "intermediate_size": 48,
+        "vocab_size": 96,
+    }
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_text("{}")
+    save_file({"model.norm.weight": np.ones(32, np.float32)}, folder / "model.safetensors")
+    return folder
+
+
+def test_a_folder_is_a_model_named_by_its_name_and_its_hash_is_remembered(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "My-Model")
+    model = open_base_model(str(folder), "", tmp_path)
+    assert (model.path, model.name, model.shape.arch, model.shape.head_dim) == (folder, "My-Model", "qwen3", 12)
+    assert open_base_model(str(folder), "shop", tmp_path).sha256 == model.sha256
+    assert "model.safetensors" in (tmp_path / "base-hashes.json").read_text()
+    assert planned_model(folder) == placement.Model(
+        shape=model.shape, tied=True, file_bytes=(folder / "model.safetensors").stat().st_size
+    )
+
+
+@pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_folder_that_is_no_whole_model_is_told_what_it_lacks(missing: str, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "model")
+    (folder / missing).unlink()
+    with pytest.raises(ModelError, match=missing.removeprefix("model")):
+        open_base_model(str(folder), "", tmp_path)
+
+
+def test_a_model_is_served_by_the_backend_that_reads_it(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    assert choose_backend("auto", file) == choose_backend("llamacpp", file) == "llamacpp"
+    assert choose_backend("auto", tmp_path) == choose_backend("transformers", tmp_path) == "transformers"
+    with pytest.raises(ModelError, match='a Hugging Face folder, which serve.backend = "llamacpp" does not read'):
+        choose_backend("llamacpp", tmp_path)
+    with pytest.raises(ModelError, match='a .gguf file, which serve.backend = "transformers" does not read'):
+        choose_backend("transformers", file)
 
 
 def test_a_home_that_does_not_exist_is_no_such_file() -> None:

@@ -150,7 +150,24 @@ def test_a_serve_worker_is_started_with_its_section() -> None:
         threads=2,
         probes=PROBES,
         gpu_layers=-1,
+        backend="llamacpp",
+        device="cuda",
+        dtype="bfloat16",
     )
+
+
+def test_a_folder_is_served_where_and_as_it_is_trained(tmp_path: Path) -> None:
+    model = dataclasses.replace(MODEL, path=tmp_path)
+    settings = Settings(learn=LearnSection(dtype="float32"), placement=PlacementSection(serve_device="cpu"))
+    start = resolved.start_serve(settings, model, BASE)
+    assert (start.backend, start.device, start.dtype, start.gpu_layers) == ("transformers", "cpu", "float32", 0)
+    on_card = Settings(placement=PlacementSection(serve_device="cuda:1"))
+    start = resolved.start_serve(on_card, model, BASE)
+    assert (start.device, start.dtype) == ("cuda:1", "bfloat16")
+    assert resolved.serve_keeps_warm_s(settings, tmp_path) is None
+    assert resolved.serve_keeps_warm_s(on_card, tmp_path) == on_card.placement.keep_warm_s
+    request = resolved.placement_request(settings, PLACED, [CPU], "transformers")
+    assert request.serving.engine == "torch"
 
 
 def test_a_train_worker_is_started_with_its_section() -> None:

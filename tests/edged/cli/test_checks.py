@@ -9,7 +9,7 @@ import pytest
 
 from edged.cli import checks
 from edged.cli.doctor import finding_text
-from edged.settings import ModelSection, PlacementSection, Settings
+from edged.settings import ModelSection, PlacementSection, ServeSection, Settings
 from engine import placement
 
 
@@ -41,10 +41,16 @@ def test_a_missing_or_broken_model_fails_with_advice(tmp_path: Path) -> None:
 
 
 def test_sampling_is_really_tried() -> None:
-    finding = checks.check_decoding("smollm2-135m")
+    finding = checks.check_decoding(Settings())
     assert finding.level == "ok", finding
     assert "tokens/s" in finding.found
-    assert checks.check_decoding("nowhere.gguf").level == "warn"
+    assert finding.found.startswith("llamacpp: ")
+    assert checks.check_decoding(Settings(model=ModelSection(path="nowhere.gguf"))).level == "warn"
+
+
+def test_a_backend_that_does_not_read_the_model_fails_with_advice() -> None:
+    finding = checks.check_decoding(Settings(serve=ServeSection(backend="transformers")))
+    assert (finding.level, finding.advice) == ("fail", 'set it to "auto"')
 
 
 def test_a_cpu_without_bfloat16_is_a_warning() -> None:
