@@ -42,6 +42,7 @@ from edged.swapping import Swaps
 from edged.system.broadcast import Broadcast
 from edged.system.resting import Resting, Sleeper
 from edged.system.workers import Role, Workers
+from edged.watch_parts import WatchParts
 from engine import protocol
 
 log = logging.getLogger(__name__)
@@ -94,6 +95,15 @@ class Assembly:
             is_stopping=lambda: self.is_stopping,
             on_change=self._announce_status,
         )
+        self.watch = WatchParts(
+            settings,
+            model=model,
+            store=store,
+            swaps=self.swaps,
+            serving=lambda: self.routing.serving,
+            announce=self.events.publish,
+            on_change=self._announce_status,
+        )
         self.readings = Readings(
             self._settings,
             model=model,
@@ -106,17 +116,24 @@ class Assembly:
             reference=self.learning.reference,
             practice=self.practice,
             placing=self.placing,
+            watch=self.watch,
         )
         self._build_operator()
 
     def loops(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
         """Name -> what runs as long as the daemon does."""
-        return {**self.learning.loops(), "practice": self.practice.run, "resting": self._resting.run}
+        return {
+            **self.learning.loops(),
+            **self.watch.loops(),
+            "practice": self.practice.run,
+            "resting": self._resting.run,
+        }
 
     def reloaded(self) -> None:
         """The settings have changed."""
         self.learning.changed()
         self.practice.changed()
+        self.watch.changed()
 
     def app(self) -> FastAPI:
         """The HTTP application on these parts."""
@@ -168,7 +185,7 @@ class Assembly:
         )
         self._staging = Staging(self.serve_worker)
         self._tokeniser = Tokeniser(self.serve_worker)
-        self.routing = Routing(self._staging, self._live_adapter, self._replace, self._announce_status)
+        self.routing = Routing(self._staging, self._live_adapter, self._replace, self._serving_changed)
         self.swaps = Swaps(
             state_folder=self._state_folder,
             lineage=self._store.lineage,
@@ -252,7 +269,7 @@ class Assembly:
         self.answers.ready()
         self.learning.serve_ready()
         self.practice.changed()
-        self._announce_status()
+        self._serving_changed()
 
     def _serve_said(self, message: protocol.Message) -> None:
         takers = (self._tokeniser, self.practice, self.answers, self._staging, self.learning.pacing)
@@ -281,6 +298,10 @@ class Assembly:
 
     def _live_changed(self) -> None:
         self.learning.learner.wake()
+        self._serving_changed()
+
+    def _serving_changed(self) -> None:
+        self.watch.changed()
         self._announce_status()
 
     def _load_changed(self) -> None:
@@ -304,6 +325,7 @@ class Assembly:
     def _rated(self, rows: list[Feedback]) -> None:
         self.learning.rated(is_corrected=any(row.correction is not None for row in rows))
         self.practice.rated()
+        self.watch.rated()
         for row in rows:
             self.events.publish("feedback", feedback_object(row))
 

@@ -17,6 +17,7 @@ from edged.serve.routing import Routing
 from edged.settings import Settings
 from edged.store.store import Store
 from edged.system.workers import Worker, Workers
+from edged.watch_parts import WatchParts
 
 
 class Readings:
@@ -36,6 +37,7 @@ class Readings:
         reference: Reference,
         practice: PracticeParts,
         placing: Placing,
+        watch: WatchParts,
     ) -> None:
         self._settings = settings
         self._model = model
@@ -48,6 +50,7 @@ class Readings:
         self._reference = reference
         self._practice = practice
         self._placing = placing
+        self._watch = watch
         self._started_at = time.time()
 
     def _dropped(self) -> dict[str, int]:
@@ -106,6 +109,7 @@ class Readings:
                 for worker in self._workers.all()
             ),
             daemon_rss_bytes=machine.own_rss_bytes(),
+            watch=self._watch.view(),
         )
 
     def _ranks(self, worker: Worker) -> tuple[tuple[int, int], ...]:

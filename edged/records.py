@@ -322,7 +322,7 @@ class PublishedAdapter:
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Live:
     """What is served: the newest row of the live history. `pinned`: publish nothing until unpinned. `reason`: what
-    spoke against the version before, if that was rolled back."""
+    spoke against the version before, if that was rolled back. `verdict`: of the version, by now."""
 
     version: int
     since: float
@@ -330,6 +330,7 @@ class Live:
     caller: str
     pinned: bool
     reason: str | None = None
+    verdict: WatchVerdict | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

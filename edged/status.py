@@ -60,6 +60,34 @@ class PracticeView:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RatedView:
+    """What people said of the answers of some versions."""
+
+    versions: list[int]
+    ratings: int
+    mean: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WatchView:
+    """What becomes of the live version (`edged.swap`, `edged.learn.watch`). is_on: its ratings may roll it back.
+
+    evidence: against it, which rolls it back at alarm_at; None where nothing is compared. rollbacks: by the box itself.
+    withheld: those that did not happen because the version was pinned, since the start.
+    """
+
+    stage: str
+    is_on: bool
+    why: str
+    rollbacks: int
+    withheld: int
+    evidence: float | None = None
+    alarm_at: float | None = None
+    rated: RatedView | None = None
+    reference: RatedView | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
     """Everything that a status shows, as it is now.
 
@@ -101,6 +129,7 @@ class Parts:
     placement: str
     workers: tuple[WorkerView, ...]
     daemon_rss_bytes: int
+    watch: WatchView
 
 
 def status(parts: Parts) -> dict[str, Any]:
@@ -116,6 +145,8 @@ def status(parts: Parts) -> dict[str, Any]:
             "since": rfc3339(parts.live.since),
             "why": parts.live.why,
             "pinned": parts.live.pinned,
+            "reason": parts.live.reason,
+            **watch_object(parts.watch),
         },
         "learner": {
             "state": parts.learner_state,
@@ -149,6 +180,12 @@ def status(parts: Parts) -> dict[str, Any]:
         "workers": [worker_object(worker) for worker in parts.workers],
         "daemon": {"rss_bytes": parts.daemon_rss_bytes},
     }
+
+
+def watch_object(view: WatchView) -> dict[str, Any]:
+    """The live version's stage, and the watch over it."""
+    watched = dataclasses.asdict(view)
+    return {"stage": watched.pop("stage"), "watch": watched}
 
 
 def worker_object(worker: WorkerView) -> dict[str, Any]:
@@ -238,6 +275,16 @@ class _Families:
         yield _gauge("edged_adapter_version", "Version that is live.", parts.live.version)
         if parts.serving is not None:
             yield _gauge("edged_adapter_serving", "Version that new requests run on.", parts.serving)
+        yield CounterMetricFamily(
+            "edged_adapter_rollbacks", "Rollbacks by the box itself.", value=parts.watch.rollbacks
+        )
+        yield _gauge(
+            "edged_adapter_rollbacks_withheld",
+            "Rollbacks since the start that did not happen because the version was pinned.",
+            parts.watch.withheld,
+        )
+        if parts.watch.evidence is not None:
+            yield _gauge("edged_adapter_evidence", "Evidence that the live version is worse.", parts.watch.evidence)
         yield _gauge("edged_serve_active", "Answers that are under way, waiting ones included.", parts.active)
         yield _gauge("edged_serve_queued", "Answers that wait for a slot.", parts.queued)
         for name, value in parts.counters.items():

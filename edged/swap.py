@@ -80,7 +80,8 @@ def after_crash(stage: Stage) -> Stage | None:
 
 
 def stage_of(verdict: WatchVerdict | None, *, serving: bool) -> Stage:
-    """The stage of the live version. verdict: what became of its watch. serving: new requests run on it."""
+    """The stage of the live version. verdict: what became of its watch. serving: new requests run on it,
+    and it is one of those that are watched."""
     if verdict is not None:
         return verdict
     return after("live", "routed") if serving else "live"

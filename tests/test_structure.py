@@ -35,6 +35,7 @@ COMPOSITION_ROOTS = (
     "edged.learning_parts",
     "edged.practice_parts",
     "edged.resolved",
+    "edged.watch_parts",
     "edged.cli",
     "edged.bench",
     "edged.demo",

@@ -200,13 +200,18 @@ def versions_text(body: dict[str, Any]) -> str:
             f"v{adapter['version']}",
             "-" if adapter.get("parent_version") is None else f"v{adapter['parent_version']}",
             adapter["origin"],
-            adapter["state"] + (", kept" if adapter.get("kept") else ""),
+            _state_text(adapter),
             when(adapter.get("created_at")) if adapter["version"] else "-",
-            adapter.get("reason") or "",
+            (adapter.get("verdict") == "rolled_back" and adapter.get("verdict_reason")) or adapter.get("reason") or "",
         ]
         for adapter in body["data"]
     ]
     return columns(rows, header=["", "version", "parent", "origin", "state", "created", "reason"])
+
+
+def _state_text(adapter: dict[str, Any]) -> str:
+    state = "rolled back" if adapter.get("verdict") == "rolled_back" else str(adapter["state"])
+    return state + (", kept" if adapter.get("kept") else "")
 
 
 def version_text(adapter: dict[str, Any], *, every: bool = False) -> str:

@@ -59,6 +59,7 @@ def status_text(status: dict[str, Any]) -> str:
     rows = [
         ["model", str(model.get("name", "-"))],
         ["adapter", f"v{adapter.get('version', 0)} since {when(adapter.get('since'))}{pinned}"],
+        *_watch_rows(adapter),
         ["learner", learner_text(learner)],
         *_learner_rows(learner),
         ["serving", f"{serve.get('active', 0)} running, {serve.get('queued', 0)} waiting"],
@@ -87,6 +88,17 @@ def status_text(status: dict[str, Any]) -> str:
             for rank, other in enumerate(worker.get("ranks", []), start=1)
         ]
     return columns(rows)
+
+
+def _watch_rows(adapter: dict[str, Any]) -> list[list[str]]:
+    """What was said against the version before, and how the live one is rated."""
+    rows = [["- went back", str(adapter["reason"])]] if adapter.get("reason") else []
+    watch = adapter.get("watch", {})
+    if watch.get("why"):
+        rows.append([f"- {str(adapter.get('stage', '')).replace('_', ' ')}", str(watch["why"])])
+    if watch.get("withheld"):
+        rows.append(["- withheld", f"{watch['withheld']} rollbacks of pinned versions"])
+    return rows
 
 
 def _learner_rows(learner: dict[str, Any]) -> list[list[str]]:

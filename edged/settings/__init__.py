@@ -8,6 +8,7 @@ is free is found out by who uses it.
 
 from __future__ import annotations
 
+from edged.settings.adapters import WatchSection
 from edged.settings.judging import GateSection, PracticeSection, RewardSection
 from edged.settings.keys import Section
 from edged.settings.learning import JUDGED, LearnSection, LoraSection, learns_from_judged, parse_objectives
@@ -29,6 +30,7 @@ __all__ = [
     "ServeSection",
     "Settings",
     "StoreSection",
+    "WatchSection",
     "learns_from_judged",
     "parse_objectives",
 ]
@@ -44,6 +46,7 @@ class Settings(Section):
     reward: RewardSection = RewardSection()
     practice: PracticeSection = PracticeSection()
     gate: GateSection = GateSection()
+    watch: WatchSection = WatchSection()
     placement: PlacementSection = PlacementSection()
     api: ApiSection = ApiSection()
     store: StoreSection = StoreSection()

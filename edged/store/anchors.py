@@ -11,7 +11,7 @@ import apsw
 from edged.records import Anchor, Caller
 from edged.store import audit
 from edged.store.database import Database
-from edged.store.rows import Row, first_row, single_row
+from edged.store.rows import Row, all_rows, first_row, single_row
 
 _COLUMNS = "version, since, ratings, mean_rating, before, configured, base_sha256"
 
@@ -40,6 +40,21 @@ class Anchors:
             return int(number), float(mean)
 
         return await self._database.read(read)
+
+    async def counts_of(self, version: int, base_sha256: str, *, since: float = 0.0) -> dict[float, int]:
+        """Rating -> how many answers of `version` on this base have it. since: only ratings that came then or later."""
+        query = (
+            "SELECT f.rating, count(*) FROM ratings AS r"
+            " JOIN feedback AS f ON f.seq = r.feedback_seq JOIN episodes AS e ON e.id = r.episode_id"
+            " WHERE r.version = ? AND f.rating IS NOT NULL AND f.created_at >= ? AND e.base_sha256 = ?"
+            " GROUP BY f.rating"
+        )
+        return await self._database.read(
+            lambda connection: {
+                float(rating): int(count)
+                for rating, count in all_rows(connection, query, (version, since, base_sha256))
+            }
+        )
 
     async def move(self, anchor: Anchor, *, caller: Caller) -> None:
         """Make `anchor` the newest one, and keep its version."""

@@ -27,7 +27,10 @@ _ADAPTER = (
     "SELECT version, parent_version, origin, state, created_at, sha256, folder, reason, kept, metrics, verdict,"
     " verdict_reason FROM adapters"
 )
-_LIVE = "SELECT version, since, why, caller, pinned, reason FROM live_history"
+_LIVE = (
+    "SELECT h.version, h.since, h.why, h.caller, h.pinned, h.reason, a.verdict"
+    " FROM live_history AS h JOIN adapters AS a ON a.version = h.version"
+)
 
 _AUDITED = {"promoted": "promote", "rolled_back": "rollback"}
 
@@ -191,15 +194,15 @@ class Lineage:
 
         return await self._database.write(insert, self.adopt)
 
-    async def hold(self, version: int, reason: str) -> Adapter:
+    async def hold(self, version: int, reason: str) -> Live:
         """The live version has stood its watch. Raises Refused: 409 `live_changed`."""
 
-        def update(connection: apsw.Connection) -> Adapter:
+        def update(connection: apsw.Connection) -> Live:
             require_live(connection, version)
             _set_verdict(connection, version, "kept", reason)
-            return _get(connection, version)
+            return _read_live(connection)
 
-        return await self._database.write(update)
+        return await self._database.write(update, self.adopt)
 
     async def set_pinned(self, pinned: bool, *, version: int, if_live: int | None, caller: Caller) -> Live:
         """Pin or unpin the live version. `since` stays.
@@ -387,4 +390,6 @@ def _to_adapter(row: Row) -> Adapter:
 
 
 def _to_live(row: Row) -> Live:
-    return Live(version=row[0], since=row[1], why=row[2], caller=row[3], pinned=bool(row[4]), reason=row[5])
+    return Live(
+        version=row[0], since=row[1], why=row[2], caller=row[3], pinned=bool(row[4]), reason=row[5], verdict=row[6]
+    )

@@ -13,7 +13,7 @@ import pytest
 from adapters.shape import BaseShape
 from edged import machine, resolved
 from edged.base_model import BaseModel
-from edged.learn import gate, plan
+from edged.learn import gate, plan, watch
 from edged.learn.judging import JudgingRules
 from edged.learn.probes import PROBES
 from edged.settings import (
@@ -386,7 +386,7 @@ def test_the_api_sees_a_reload() -> None:
 
 def test_every_key_of_the_settings_is_used_somewhere() -> None:
     """Names that are read as an attribute, also by a section of itself, or copied as fields of a dataclass."""
-    records = (protocol.PpoSettings, protocol.PreferenceSettings, plan.Rules, gate.Limits, JudgingRules)
+    records = (protocol.PpoSettings, protocol.PreferenceSettings, plan.Rules, gate.Limits, JudgingRules, watch.Rules)
     used = {field.name for record in records for field in dataclasses.fields(record)}
     for path in EDGED.rglob("*.py"):
         if path.name == "config.py":

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from edged import status
 from edged.records import Anchor, Live, PracticeCounts, Update, WrittenCounts
-from edged.status import Parts, PracticeView, WorkerView
+from edged.status import Parts, PracticeView, RatedView, WatchView, WorkerView
 from engine import protocol
 
 UPDATE = Update(
@@ -89,6 +89,17 @@ def parts(**changes: Any) -> Parts:
             WorkerView(name="train", pid=None, state="waiting", rss_bytes=0, busy="", restarts=2),
         ),
         "daemon_rss_bytes": 5000,
+        "watch": WatchView(
+            stage="watched",
+            is_on=True,
+            why="version 4 was rated 0.25 on average over 8 answers, version 2 0.50 over 16",
+            rollbacks=2,
+            withheld=1,
+            evidence=1.5,
+            alarm_at=100.0,
+            rated=RatedView(versions=[4], ratings=8, mean=0.25),
+            reference=RatedView(versions=[2], ratings=16, mean=0.5),
+        ),
     }
     return Parts(**{**values, **changes})
 
@@ -117,6 +128,16 @@ def test_a_status_has_everything_that_the_contract_names() -> None:
     assert {"name", "pid", "state", "rss_bytes"} <= body["workers"][0].keys()
     assert {"state"} <= body["sync"].keys()
     assert "energy" in body
+
+
+def test_a_status_shows_how_the_live_version_is_rated_and_what_speaks_against_it() -> None:
+    adapter = status.status(parts())["adapter"]
+    assert (adapter["stage"], adapter["reason"], adapter["watch"]["is_on"]) == ("watched", None, True)
+    assert (adapter["watch"]["evidence"], adapter["watch"]["alarm_at"]) == (1.5, 100.0)
+    assert adapter["watch"]["reference"] == {"versions": [2], "ratings": 16, "mean": 0.5}
+    found = samples(parts())
+    assert found["edged_adapter_rollbacks_total", ()] == 2
+    assert found["edged_adapter_evidence", ()] == 1.5
 
 
 def test_a_status_shows_what_practice_has_come_to_and_what_its_judge_is_worth() -> None:

@@ -154,6 +154,7 @@ function versionRow(adapter, now) {
   if (adapter.live) badges.push(["live", "good"]);
   if (adapter.live && now.pinned) badges.push(["pinned", "wait"]);
   if (adapter.kept) badges.push(["kept", ""]);
+  if (adapter.verdict === "rolled_back") badges.push(["rolled back", "bad"]);
   if (adapter.state !== "published") badges.push([adapter.state, adapter.state === "refused" ? "bad" : "wait"]);
   const name = adapter.version === 0 ? "v0 · the base model" : `v${adapter.version}`;
   const promote = () => act(async () => {
@@ -168,8 +169,12 @@ function versionRow(adapter, now) {
     element("span", { class: "what" }, name, ...badges.map(([word, tone]) => element("span", { class: `badge ${tone}` }, word))),
     element("span", {}, button),
     facts.length ? element("span", { class: "more" }, facts.join(" · ")) : null,
-    adapter.state === "refused" && adapter.reason ? element("span", { class: "more why" }, adapter.reason) : null);
+    against(adapter) ? element("span", { class: "more why" }, against(adapter)) : null);
 }
+
+/** What speaks against a version that was refused or rolled back. */
+const against = ({ state, reason, verdict, verdict_reason }) =>
+  state === "refused" ? reason : verdict === "rolled_back" ? verdict_reason : null;
 
 const nothing = (text) => element("li", {}, element("span", { class: "none" }, text));
 const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1).replaceAll("_", " ");

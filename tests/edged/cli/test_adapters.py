@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edged.cli.adapters import SHOWN_FIGURES, version_text
+from edged.cli.adapters import SHOWN_FIGURES, version_text, versions_text
 
 ADAPTER = {"version": 3, "created_at": "2026-01-31T12:00:00Z", "reason": None}
 METRICS = {"reward/mean": -0.28, "kl/live": 0.054388, "policy/ratio_max": 1.7194, "gate/load_ms": 8.5555}
@@ -24,3 +24,20 @@ def test_all_shows_every_figure_by_name() -> None:
 def test_a_version_that_was_never_measured_shows_no_figures() -> None:
     assert version_text({**ADAPTER, "metrics": {}}) == version_text(ADAPTER)
     assert len(version_text(ADAPTER).splitlines()) == 2
+
+
+def test_a_version_that_was_rolled_back_is_listed_with_what_spoke_against_it() -> None:
+    row = {
+        "version": 2,
+        "parent_version": 1,
+        "origin": "trained",
+        "state": "published",
+        "created_at": 1.0,
+        "kept": True,
+    }
+    rolled_back = {**row, "verdict": "rolled_back", "verdict_reason": "version 2 was rated -0.50"}
+    text = versions_text({"live": {"version": 1}, "data": [rolled_back, {**row, "verdict": "kept"}]})
+    first, second = text.splitlines()[1:]
+    assert "rolled back, kept" in first
+    assert first.endswith("version 2 was rated -0.50")
+    assert "published, kept" in second

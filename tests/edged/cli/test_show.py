@@ -35,6 +35,13 @@ def test_a_status_of_an_older_daemon_is_shown_as_far_as_it_goes() -> None:
     assert "v0" in show.status_text({})
 
 
+def test_a_status_tells_why_it_went_back_and_how_the_live_version_is_rated() -> None:
+    adapter = {"version": 1, "reason": "version 2 was rated badly", "stage": "kept", "watch": {"why": "it stood"}}
+    lines = show.status_text({"adapter": adapter}).splitlines()
+    assert "- went back  version 2 was rated badly" in lines
+    assert [line.split(None, 2)[1:] for line in lines if line.startswith("- kept")] == [["kept", "it stood"]]
+
+
 def test_the_learner_shows_its_progress_and_what_it_waits_for() -> None:
     learner = {"state": "training", "updates_total": 2, "progress": {"stage": "epoch", "done": 1, "total": 2}}
     assert show.learner_text(learner) == "training (epoch 1/2), 2 updates"

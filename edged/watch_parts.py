@@ -1,0 +1,91 @@
+"""What happens to adapters after they went live, put together: the watch over ratings."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from edged import status
+from edged.base_model import BaseModel
+from edged.learn.watch import Rated, Rules
+from edged.learn.watching import View, Watch, is_watched
+from edged.settings import Settings
+from edged.store.store import Store
+from edged.swap import stage_of
+from edged.swapping import Swaps
+
+
+class WatchParts:
+    """`settings` is asked at each use. serving: the version that new requests run on."""
+
+    def __init__(
+        self,
+        settings: Callable[[], Settings],
+        *,
+        model: BaseModel,
+        store: Store,
+        swaps: Swaps,
+        serving: Callable[[], int | None],
+        announce: Callable[[str, dict[str, Any]], None],
+        on_change: Callable[[], None],
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._serving = serving
+        self.watch = Watch(
+            store.anchors,
+            store.lineage,
+            store.audit,
+            swaps,
+            rules=lambda: Rules(**{field.name: getattr(settings().watch, field.name) for field in _RULES}),
+            staleness=lambda: settings().learn.staleness,
+            base_sha256=model.sha256,
+            announce=announce,
+            on_change=on_change,
+        )
+
+    def loops(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
+        """Name -> what runs until it is cancelled."""
+        return {"watch": self.watch.run}
+
+    def changed(self) -> None:
+        """Another version is live or served, or the settings have changed."""
+        self.watch.wake()
+
+    def rated(self) -> None:
+        """A person has rated."""
+        self.watch.wake()
+
+    def view(self) -> status.WatchView:
+        """Where the live version stands, as a status shows it. No I/O."""
+        live, view = self._store.lineage.live(), self.watch.view
+        is_served = is_watched(live) and self._serving() == live.version
+        stage = stage_of(live.verdict, serving=is_served)
+        if view is None or view.version != live.version:  # not looked at yet
+            rollbacks, withheld = (view.rollbacks, view.withheld) if view else (0, 0)
+            return status.WatchView(stage=stage, is_on=False, why="", rollbacks=rollbacks, withheld=withheld)
+        return status.WatchView(
+            stage=stage,
+            is_on=view.is_on,
+            why=view.why,
+            rollbacks=view.rollbacks,
+            withheld=view.withheld,
+            evidence=view.finding.evidence if view.finding and view.finding.reference else None,
+            alarm_at=1.0 / self._settings().watch.false_alarm if view.is_on else None,
+            rated=_rated(view),
+            reference=_shown(view.finding.reference) if view.finding else None,
+        )
+
+
+_RULES = dataclasses.fields(Rules)
+
+
+def _rated(view: View) -> status.RatedView | None:
+    return _shown(view.finding.live) if view.finding else None
+
+
+def _shown(rated: Rated | None) -> status.RatedView | None:
+    if rated is None:
+        return None
+    return status.RatedView(versions=list(rated.versions), ratings=rated.number, mean=rated.mean)
