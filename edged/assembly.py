@@ -117,6 +117,7 @@ class Assembly:
             practice=self.practice,
             placing=self.placing,
             watch=self.watch,
+            first_tokens=self.learning.pacing.first_tokens,
         )
         self._build_operator()
 
@@ -174,6 +175,7 @@ class Assembly:
             self._store.episodes,
             self._episode_recorded,
             self._load_changed,
+            lambda requests: self.learning.pacing.waiting(requests),
         )
         self._resting.add(
             Sleeper(

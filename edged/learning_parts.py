@@ -182,7 +182,7 @@ class LearningParts:
         self.pacing = Pacing(
             self._train_worker,
             is_training=lambda: self._trainer.is_working,
-            min_share=lambda: self._settings().learn.min_share,
+            targets=lambda: resolved.pace_targets(self._settings()),
         )
         self._prover = Prover(
             self._routing,

@@ -9,6 +9,7 @@ from edged import __version__, machine, status
 from edged.base_model import BaseModel
 from edged.learn.calibrating import Calibration
 from edged.learn.learner import Learner
+from edged.learn.pacing import FirstTokens
 from edged.learn.reference import Reference
 from edged.placing import Placing
 from edged.practice_parts import PracticeParts
@@ -38,6 +39,7 @@ class Readings:
         practice: PracticeParts,
         placing: Placing,
         watch: WatchParts,
+        first_tokens: Callable[[], FirstTokens],
     ) -> None:
         self._settings = settings
         self._model = model
@@ -51,6 +53,7 @@ class Readings:
         self._practice = practice
         self._placing = placing
         self._watch = watch
+        self._first_tokens = first_tokens
         self._started_at = time.time()
 
     def _dropped(self) -> dict[str, int]:
@@ -92,6 +95,7 @@ class Readings:
             active=self._answers.active,
             queued=self._answers.queued,
             counters=self._answers.counters(),
+            first_tokens=self._first_tokens(),
             episodes=store.episodes.count(),
             feedback=feedback_rows,
             ratings=ratings,

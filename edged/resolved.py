@@ -15,6 +15,7 @@ from edged.devices import find_devices
 from edged.learn.gate import Limits as GateLimits
 from edged.learn.job import LearnSettings
 from edged.learn.judging import JudgingRules
+from edged.learn.pace import Targets as PaceTargets
 from edged.learn.plan import Rules
 from edged.learn.practice import Rules as PracticeRules
 from edged.learn.practising import PracticeSettings
@@ -79,6 +80,11 @@ def proving(settings: Settings) -> ProvingSettings:
     return ProvingSettings(
         limits=GateLimits(**limits), fluency_prompts=gate.fluency_prompts, fluency_tokens=gate.fluency_tokens
     )
+
+
+def pace_targets(settings: Settings) -> PaceTargets:
+    """What training gives way to, and what it keeps."""
+    return PaceTargets(min_share=settings.learn.min_share, ttft_inflation=settings.serve.ttft_inflation)
 
 
 def start_serve(settings: Settings, model: BaseModel, live: protocol.AdapterRef) -> protocol.StartServe:

@@ -9,6 +9,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from edged.learn.pacing import FirstTokens
 from edged.records import Anchor, Live, PracticeCounts, Update, WrittenCounts
 from edged.times import rfc3339
 from engine import protocol
@@ -123,6 +124,7 @@ class Parts:
     active: int
     queued: int
     counters: Mapping[str, int]
+    first_tokens: FirstTokens
     episodes: int
     feedback: int
     ratings: int
@@ -172,7 +174,12 @@ def status(parts: Parts) -> dict[str, Any]:
                 "used": parts.written.corrections_used,
             },
         },
-        "serve": {"active": parts.active, "queued": parts.queued, **parts.counters},
+        "serve": {
+            "active": parts.active,
+            "queued": parts.queued,
+            **parts.counters,
+            "ttft": dataclasses.asdict(parts.first_tokens),
+        },
         "sync": {"state": "offline"},
         "energy": {"source": "unavailable"},
         "store": {"episodes": parts.episodes, "feedback": parts.feedback, "ratings": parts.ratings},
@@ -289,6 +296,7 @@ class _Families:
         yield _gauge("edged_serve_queued", "Answers that wait for a slot.", parts.queued)
         for name, value in parts.counters.items():
             yield CounterMetricFamily(f"edged_serve_{name.removesuffix('_total')}", COUNTER_HELP[name], value=value)
+        yield from self._first_tokens()
         yield _gauge(
             "edged_learner_ratings_until_update",
             "Ratings that are missing until the next update.",
@@ -322,6 +330,24 @@ class _Families:
         yield from self._workers()
         if parts.latest is not None:
             yield from self._latest(parts.latest)
+
+    def _first_tokens(self) -> Iterator[Metric]:
+        firsts = self._parts.first_tokens
+        seconds = GaugeMetricFamily(
+            "edged_serve_ttft_seconds",
+            "Median wait for the first token of an answer, of the newest ones.",
+            labels=["while"],
+        )
+        for name, value in (("idle", firsts.idle_s), ("training", firsts.training_s)):
+            if value is not None:
+                seconds.add_metric([name], value)
+        yield seconds
+        if firsts.inflation is not None:
+            yield _gauge(
+                "edged_serve_ttft_inflation",
+                "How many times as long first tokens take while training, of requests of the same kind.",
+                firsts.inflation,
+            )
 
     def _written(self) -> Iterator[Metric]:
         written = self._parts.written

@@ -1,17 +1,20 @@
 """Telling the trainer how much of the time it may take: a thin shell around `edged.learn.pace`.
 
-The serve worker reports the gaps of running answers about once a second; a while without a report means that nobody
-asks. The trainer is told when its share changes, and when it starts.
+The serve worker reports the gaps and first tokens of answers about once a second; a while without a report means that
+nobody asks. Requests that wait for their first token are known at once, from whoever drives the answers. The trainer is
+told when its share changes, and when it starts.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Callable
 from typing import Protocol
 
 from edged.learn import pace
+from edged.learn.pace import Targets
 from engine import protocol
 
 log = logging.getLogger(__name__)
@@ -29,18 +32,35 @@ class PacedTrainer(Protocol):
     def send(self, message: protocol.Message) -> None: ...
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FirstTokens:
+    """How long requests waited for their first token lately, and what training gives for it; None: not known yet.
+
+    idle_s, training_s: medians, of requests of all kinds. inflation: of requests of the same kind, at the upper
+    quartile; `target` is what it is held to. share: of the time for training while somebody waits for a first token.
+    """
+
+    idle_s: float | None
+    training_s: float | None
+    inflation: float | None
+    target: float
+    share: float
+
+
 class Pacing:
     """Lives on the event loop. share: what the trainer was told last."""
 
     def __init__(
-        self, worker: PacedTrainer, *, is_training: Callable[[], bool], min_share: Callable[[], float]
+        self, worker: PacedTrainer, *, is_training: Callable[[], bool], targets: Callable[[], Targets]
     ) -> None:
         self._worker = worker
         self._is_training = is_training
-        self._min_share = min_share
+        self._targets = targets
         self._pace = pace.Pace()
         self._was_training = False
+        self._somebody_waits = False
         self._quiet: asyncio.TimerHandle | None = None
+        self._training_s: float | None = None
         self.share = 1.0
 
     def received(self, message: protocol.Message) -> bool:
@@ -48,27 +68,63 @@ class Pacing:
         if not isinstance(message, protocol.Decoding):
             return False
         is_training = self._is_training()
-        if is_training == self._was_training:  # else the gaps are of both kinds
-            before = self._pace.share
-            self._pace = pace.observe(self._pace, message.gaps, is_training=is_training, min_share=self._min_share())
-            if self._pace.share != before:
-                log.info("training may take %.0f%% of the time while answers run", 100 * self._pace.share)
+        if is_training == self._was_training:  # else what is reported is of both kinds
+            self._observe(message, is_training)
         self._was_training = is_training
         self._wait_for_quiet()
-        self._tell(self._pace.share)
+        self._tell()
         return True
+
+    def waiting(self, requests: int) -> None:
+        """So many requests wait for their first token now."""
+        self._somebody_waits = requests > 0
+        self._tell()
 
     def trainer_ready(self) -> None:
         """A new trainer begins with all of the time."""
-        told, self.share = self.share, 1.0
-        self._tell(told)
+        self.share = 1.0
+        self._tell()
+
+    def first_tokens(self) -> FirstTokens:
+        """What is shown of them."""
+        return FirstTokens(
+            idle_s=self._pace.waits.quiet_median_s,
+            training_s=self._training_s,
+            inflation=self._pace.inflation,
+            target=self._targets().ttft_inflation,
+            share=self._pace.first_share,
+        )
+
+    def _observe(self, report: protocol.Decoding, is_training: bool) -> None:
+        before = self._pace
+        self._pace = pace.observe(before, report.gaps, report.firsts, is_training=is_training, targets=self._targets())
+        latest = self._pace.waits.training_median_s
+        self._training_s = self._training_s if latest is None else latest
+        if self._pace.share != before.share:
+            log.info("training may take %.0f%% of the time while answers run", 100 * self._pace.share)
+        if self._pace.first_share != before.first_share:
+            log.info(
+                "first tokens took %.2f times as long while training: it may take %.0f%% of the time while somebody "
+                "waits for one",
+                self._pace.inflation,
+                100 * self._pace.first_share,
+            )
 
     def _wait_for_quiet(self) -> None:
         if self._quiet is not None:
             self._quiet.cancel()
-        self._quiet = asyncio.get_running_loop().call_later(QUIET_AFTER_S, self._tell, 1.0)
+        self._quiet = asyncio.get_running_loop().call_later(QUIET_AFTER_S, self._quieted)
 
-    def _tell(self, share: float) -> None:
+    def _quieted(self) -> None:
+        self._quiet = None
+        self._tell()
+
+    def _tell(self) -> None:
+        share = pace.allowed(
+            self._pace,
+            answers_run=self._quiet is not None,
+            somebody_waits=self._somebody_waits and self._is_training(),
+        )
         if abs(share - self.share) < SMALLEST_CHANGE or not self._worker.is_ready:
             return
         self.share = share

@@ -63,8 +63,12 @@ class Answers:
         episodes: EpisodeSink,
         on_episode: Callable[[int, Episode], None],
         on_load: Callable[[], None] = lambda: None,
+        on_waiting: Callable[[int], None] = lambda _requests: None,
     ) -> None:
-        """on_load: called when an answer has come or gone, before the worker hears of one that has come."""
+        """on_load: called when an answer has come or gone, before the worker hears of one that has come.
+
+        on_waiting: called with how many answers have no text yet, whenever that may have changed.
+        """
         self._serving = serving
         self._limits = limits
         self._default_max_tokens = default_max_tokens
@@ -72,6 +76,7 @@ class Answers:
         self._episodes = episodes
         self._on_episode = on_episode
         self._on_load = on_load
+        self._on_waiting = on_waiting
         self._ready = asyncio.Event()
         self._answers: dict[str, _Answer] = {}
         self._idle = asyncio.Event()
@@ -121,7 +126,7 @@ class Answers:
         answer = _Answer(ask)
         self._answers[ask.completion_id] = answer
         self._idle.clear()
-        self._on_load()
+        self._load_changed()
         task = asyncio.create_task(self._drive(answer), name=f"answer {ask.completion_id}")
         answer.task = task
         task.add_done_callback(_forget)
@@ -223,7 +228,14 @@ class Answers:
             if not self._answers:
                 self._idle.set()
             answer.events.put_nowait(None)
-            self._on_load()
+            self._load_changed()
+
+    def _load_changed(self) -> None:
+        self._on_load()
+        self._count_waiting()
+
+    def _count_waiting(self) -> None:
+        self._on_waiting(sum(not answer.started for answer in self._answers.values()))
 
     async def _run(self, answer: _Answer) -> bool:
         """One run on one worker; False if the worker died before anything was shown."""
@@ -240,6 +252,7 @@ class Answers:
                     answer.sent = False
                     if not answer.is_out and answer.runs < RUNS_MAX:
                         answer.forget()
+                        self._count_waiting()
                         return False
                     raise Refused(
                         503,
@@ -304,6 +317,7 @@ class Answers:
     def _start(self, answer: _Answer) -> None:
         if not answer.started:
             answer.started = True
+            self._count_waiting()
             answer.tell(
                 Started(
                     version=answer.version, fingerprint=self.fingerprint(answer.version), created_at=answer.created_at

@@ -41,6 +41,13 @@ class ServeSection(Section):
     threads: int = key(0, "CPU threads of the serve worker; 0: chosen from the machine.", ge=0, le=1024)
     max_queue: int = key(256, "Requests that may wait for a slot; more get 429.", ge=0, le=100_000, live=True)
     default_max_tokens: int = key(512, "Tokens of an answer if the request does not say.", ge=1, le=2**20, live=True)
+    ttft_inflation: float = key(
+        1.3,
+        "How many times as long a request may wait for its first token while training; beyond, training rests for it.",
+        gt=1,
+        le=100,
+        live=True,
+    )
     gpu_layers: int = key(
         0,
         'Blocks of the model on the GPU; -1: all of them; 0: none, or all if placement.serve_device is "cuda".',

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from engine.generate.sampling import Constraint, Sampled, Sampler
 from engine.generate.shaping import Shape
 from engine.generate.text import TextStream
-from engine.protocol import ChoiceDone, Chunk, FinishReason, RequestDone, Sampling, TokenLogprob, TopLogprob
+from engine.protocol import ChoiceDone, Chunk, FinishReason, FirstToken, RequestDone, Sampling, TokenLogprob, TopLogprob
 
 PieceOf = Callable[[int], bytes]  # token id -> its bytes, b"" for control tokens
 
@@ -126,14 +126,22 @@ class Answer:
     """One request. `context` is None until its first choice has a slot."""
 
     def __init__(
-        self, request_id: str, prompt_ids: tuple[int, ...], choices: tuple[Choice, ...], *, arrived_at: float
+        self,
+        request_id: str,
+        prompt_ids: tuple[int, ...],
+        choices: tuple[Choice, ...],
+        *,
+        arrived_at: float,
+        beside: int = 0,
     ) -> None:
+        """beside: requests that were there when it came."""
         self.request_id = request_id
         self.prompt_ids = prompt_ids
         self.choices = choices
         self.context: int | None = None
         self.cached_tokens = 0
         self._arrived_at = arrived_at
+        self._beside = beside
         self._begun_at: float | None = None
         self._first_token_at: float | None = None
 
@@ -152,10 +160,17 @@ class Answer:
             return None
         return Chunk(request_id=self.request_id, choice=choice.index, text=text, tokens=tokens)
 
-    def note_token(self, now: float) -> None:
-        """A token of some choice was sampled."""
-        if self._first_token_at is None:
-            self._first_token_at = now
+    def note_token(self, now: float) -> FirstToken | None:
+        """A token of some choice was sampled; what was waited for it, if it is the first of all choices."""
+        if self._first_token_at is not None or self._begun_at is None:
+            return None
+        self._first_token_at = now
+        return FirstToken(
+            queue_s=self._begun_at - self._arrived_at,
+            prefill_s=now - self._begun_at,
+            beside=self._beside,
+            evaluated_tokens=len(self.prompt_ids) - self.cached_tokens,
+        )
 
     def done(self, now: float) -> RequestDone:
         begun_at = now if self._begun_at is None else self._begun_at

@@ -20,7 +20,7 @@ from engine.generate.prompt import Prompts
 from engine.generate.sampling import ConstraintFailed, NotFinite
 from engine.generate.scheduler import Admitted, Piece
 from engine.generate.swap import Swap
-from engine.protocol import Begun, Cancel, Generate, Message, RequestFailed, Tokenise
+from engine.protocol import Begun, Cancel, FirstToken, Generate, Message, RequestFailed, Tokenise
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,8 @@ Key = tuple[str, int]  # request id, choice
 
 
 class Answering:
-    """All requests of this worker. `send` takes the messages; `ended` is told when a request left a context."""
+    """All requests of this worker. `send` takes the messages; `ended` is told when a request left a context, `began`
+    when it got its first token."""
 
     def __init__(
         self,
@@ -46,6 +47,7 @@ class Answering:
         context_tokens: int,
         send: Callable[[Message], None],
         ended: Callable[[int], None],
+        began: Callable[[FirstToken], None],
         grammars: Grammars | None = None,
     ) -> None:
         """context_tokens: the cells of a context. grammars: None where the engine cannot hold answers to one."""
@@ -61,6 +63,7 @@ class Answering:
         self._swap = swap
         self._send = send
         self._ended = ended
+        self._began = began
         self._answers: dict[str, Answer] = {}
 
     @property
@@ -97,7 +100,7 @@ class Answering:
             )
             for index in range(message.n)
         )
-        answer = Answer(message.request_id, prompt_ids, choices, arrived_at=arrived_at)
+        answer = Answer(message.request_id, prompt_ids, choices, arrived_at=arrived_at, beside=len(self._answers))
         self._answers[message.request_id] = answer
         if context is not None:
             self._bind(answer, context, 0)
@@ -186,7 +189,8 @@ class Answering:
         except ConstraintFailed as error:
             self._fail(answer, "bad_response_format", str(error))
             return
-        answer.note_token(now)
+        if (first := answer.note_token(now)) is not None:
+            self._began(first)
         text, tokens = choice.take(sampled, self._model.piece, is_eos=sampled.id in self._model.eos_ids)
         if (chunk := answer.chunk(choice, text, tokens)) is not None:
             self._send(chunk)

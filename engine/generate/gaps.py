@@ -1,6 +1,7 @@
-"""How long running answers wait from one decode step to the next, summed up for the daemon. Pure but for its clock.
+"""How long running answers wait from one decode step to the next, and new ones for their first token, summed up for the
+daemon. Pure but for its clock.
 
-Kept apart by how many answers got a token in the step, because a step of many takes longer than a step of one.
+Gaps are kept apart by how many answers got a token in the step, because a step of many takes longer than a step of one.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from engine.protocol import Decoding, Gap
+from engine.protocol import Decoding, FirstToken, Gap
 
 REPORT_S = 1.0
 
@@ -21,6 +22,7 @@ class Gaps:
         self._last_step_at: float | None = None
         self._reported_at = clock()
         self._sums: dict[int, tuple[int, float]] = {}  # answers -> steps, seconds
+        self._firsts: list[FirstToken] = []
 
     def step(self, n_answers: int) -> None:
         """A step is over in which this many answers got a token."""
@@ -30,6 +32,10 @@ class Gaps:
             self._sums[n_answers] = (steps + 1, seconds + now - self._last_step_at)
         self._last_step_at = now
 
+    def first(self, token: FirstToken) -> None:
+        """A request has got its first token."""
+        self._firsts.append(token)
+
     def idle(self) -> None:
         """No answer runs: the next step waits for nobody."""
         self._last_step_at = None
@@ -37,8 +43,9 @@ class Gaps:
     def report(self) -> Decoding | None:
         """What came together since the last report, once it is time for one."""
         now = self._clock()
-        if not self._sums or now - self._reported_at < REPORT_S:
+        if not (self._sums or self._firsts) or now - self._reported_at < REPORT_S:
             return None
         gaps = tuple(Gap(answers=n, steps=steps, seconds=s) for n, (steps, s) in sorted(self._sums.items()))
-        self._sums, self._reported_at = {}, now
-        return Decoding(gaps=gaps)
+        report = Decoding(gaps=gaps, firsts=tuple(self._firsts))
+        self._sums, self._firsts, self._reported_at = {}, [], now
+        return report

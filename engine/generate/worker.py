@@ -87,6 +87,7 @@ class _Loop:
             context_tokens=start.context_tokens,
             send=link.send,
             ended=lambda context: self._staging.perform(self._swap.end(context)),
+            began=self._gaps.first,
             grammars=_grammars_of(loaded.model, start.backend),
         )
         self._staging = Staging(

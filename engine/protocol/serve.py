@@ -187,10 +187,24 @@ class Gap:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FirstToken:
+    """What a request waited for its first token: for a slot, and then until all of its prompt was evaluated.
+
+    beside: requests that ran or waited when it came. evaluated_tokens: of its prompt, without those that were cached.
+    """
+
+    queue_s: float
+    prefill_s: float
+    beside: int
+    evaluated_tokens: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Decoding(Message):
-    """About once a second while answers run: their gaps since the last one."""
+    """About once a second while answers run: their gaps and first tokens since the last one."""
 
     gaps: tuple[Gap, ...]
+    firsts: tuple[FirstToken, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

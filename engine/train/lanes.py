@@ -25,7 +25,9 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 MAX_LANES = 4  # activations exist once a lane
-WAIT_S = 0.5  # how long the caller waits before it says again that it is alive
+# How long the caller waits before it looks for messages and says that it is alive: what a trainer is told of its pace
+# has to be heard while somebody waits for a first token.
+WAIT_S = 0.05
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -101,14 +101,14 @@ class _Loop:
     def _tick(self, busy: str) -> None:
         """Between pieces of work. Raises Stopped and LinkLost."""
         self._link.beat(busy)
-        message = self._link.receive(0)
-        if isinstance(message, Stop):
-            raise Stopped
-        if isinstance(message, Pace):
-            self._leader.pace(message)
-            return
-        if message is not None:
-            self._waiting.append(message)
+        while (message := self._link.receive(0)) is not None:
+            match message:
+                case Stop():
+                    raise Stopped
+                case Pace():
+                    self._leader.pace(message)
+                case _:
+                    self._waiting.append(message)
 
     def _score(self, message: Score) -> None:
         from engine.train.ranks.group import RankLost

@@ -12,6 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from edged import status
+from edged.learn.pacing import FirstTokens
 from edged.records import Anchor, Live, PracticeCounts, Update, WrittenCounts
 from edged.status import Parts, PracticeView, RatedView, WatchView, WorkerView
 from engine import protocol
@@ -81,6 +82,7 @@ def parts(**changes: Any) -> Parts:
         "active": 3,
         "queued": 1,
         "counters": {"finished_total": 11, "failed_total": 1},
+        "first_tokens": FirstTokens(idle_s=0.25, training_s=0.5, inflation=1.75, target=1.3, share=0.25),
         "episodes": 40,
         "feedback": 30,
         "ratings": 25,
@@ -151,6 +153,21 @@ def test_a_status_shows_what_practice_has_come_to_and_what_its_judge_is_worth() 
     found = samples(parts())
     assert found["edged_practice_judged_total", ()] == 40
     assert found["edged_practice_failures_total", (("reason", "judge_timeout"),)] == 8
+
+
+def test_a_status_shows_what_training_costs_first_tokens_and_leaves_out_what_is_not_known() -> None:
+    assert status.status(parts())["serve"]["ttft"] == {
+        "idle_s": 0.25,
+        "training_s": 0.5,
+        "inflation": 1.75,
+        "target": 1.3,
+        "share": 0.25,
+    }
+    found = samples(parts())
+    assert found["edged_serve_ttft_seconds", (("while", "training"),)] == 0.5
+    assert found["edged_serve_ttft_inflation", ()] == 1.75
+    unknown = FirstTokens(idle_s=0.25, training_s=None, inflation=None, target=1.3, share=1.0)
+    assert {name for name, _ in samples(parts(first_tokens=unknown)) if "ttft" in name} == {"edged_serve_ttft_seconds"}
 
 
 def test_a_status_shows_where_the_reference_moved_and_that_it_did_not() -> None:

@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from edged.learn import pacing
+from edged.learn.first_tokens import QUIET_MIN, TRAINING_MIN
+from edged.learn.pace import Targets
 from edged.learn.pacing import Pacing
 from engine import protocol
 
@@ -31,7 +33,8 @@ class Trainer:
 def with_pacing(scenario: Callable[[Trainer, Pacing], Awaitable[None]]) -> None:
     async def run() -> None:
         trainer = Trainer()
-        await scenario(trainer, Pacing(trainer, is_training=lambda: trainer.is_training, min_share=lambda: 0.1))
+        targets = Targets(min_share=0.1, ttft_inflation=1.3)
+        await scenario(trainer, Pacing(trainer, is_training=lambda: trainer.is_training, targets=lambda: targets))
 
     asyncio.run(run())
 
@@ -92,5 +95,43 @@ def test_other_messages_are_not_taken_and_a_trainer_that_is_not_there_is_not_tol
         trainer.is_ready = False
         slow_down(trainer, paced, reports=3)
         assert (trainer.told, paced.share) == ([], 1.0)
+
+    with_pacing(scenario)
+
+
+def firsts(seconds: float, number: int) -> protocol.Decoding:
+    first = protocol.FirstToken(queue_s=0.0, prefill_s=seconds, beside=0, evaluated_tokens=30)
+    return protocol.Decoding(gaps=(), firsts=(first,) * number)
+
+
+def test_a_trainer_that_makes_first_tokens_late_rests_while_somebody_waits_for_one() -> None:
+    async def scenario(trainer: Trainer, paced: Pacing) -> None:
+        paced.received(firsts(0.2, QUIET_MIN))
+        trainer.is_training = True
+        paced.waiting(1)
+        paced.waiting(0)
+        assert trainer.told == [], "nothing shows that it is needed"
+        paced.received(QUIET)
+        paced.received(firsts(0.5, TRAINING_MIN))
+        assert trainer.told == []
+        for requests in (1, 2, 1, 0):
+            paced.waiting(requests)
+        assert trainer.told == [0.25, 1.0]
+        shown = paced.first_tokens()
+        assert (shown.idle_s, shown.inflation, shown.target, shown.share) == (0.2, pytest.approx(2.5), 1.3, 0.25)
+
+    with_pacing(scenario)
+
+
+def test_a_trainer_that_has_nothing_to_do_is_not_told_of_every_request() -> None:
+    async def scenario(trainer: Trainer, paced: Pacing) -> None:
+        paced.received(firsts(0.2, QUIET_MIN))
+        trainer.is_training = True
+        paced.received(QUIET)
+        paced.received(firsts(0.5, TRAINING_MIN))
+        trainer.is_training = False
+        for requests in (1, 0):
+            paced.waiting(requests)
+        assert trainer.told == []
 
     with_pacing(scenario)

@@ -69,6 +69,7 @@ class Serve:
         self.engine = LightEngine()
         self.disk = LightDisk()
         self.recorded: list[tuple[int, Episode]] = []
+        self.waiting: list[int] = []  # requests without a text, whenever that may have changed
         self.load: list[tuple[int, int]] = []  # sequences under way, and requests that the worker had by then
         self.answers = Answers(
             Serving(model="small", base_sha256="0123456789abcdef" * 4, wait_s=wait_s),
@@ -78,6 +79,7 @@ class Serve:
             self.disk,
             lambda episode_id, episode: self.recorded.append((episode_id, episode)),
             lambda: self.load.append((self.answers.active, len(self.engine.asked))),
+            self.waiting.append,
         )
         if ready:
             self.worker_ready()
@@ -688,6 +690,25 @@ def test_a_user_who_fills_the_queue_is_refused_while_another_still_gets_in() -> 
         assert serve.answers.is_running("b1")
         assert serve.answers.is_running("c1")
         assert [message.user for message in serve.engine.asked][-3:] == ["user:ann", "user:bob", "uid:1000"]
+        for reader in readers:
+            await reader.leave()
+
+    run(scenario)
+
+
+def test_who_waits_for_a_first_token_is_told_whether_it_is_streamed_or_not() -> None:
+    async def scenario() -> None:
+        serve = Serve()
+        readers = [serve.read(ask("c1", stream=True)), serve.read(ask("c2", stream=False))]
+        await serve.settle()
+        assert serve.waiting[-1] == 2
+        for number, left in (("c1", 1), ("c2", 0)):
+            serve.says(begun(number), chunk("a", request_id=number))
+            await serve.settle()
+            assert serve.waiting[-1] == left
+        serve.worker_dies()
+        await serve.settle()
+        assert serve.waiting[-1] == 1, "what has shown nothing begins again"
         for reader in readers:
             await reader.leave()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.generate.gaps import REPORT_S, Gaps
-from engine.protocol import Gap
+from engine.protocol import FirstToken, Gap
 
 
 class Clock:
@@ -52,4 +52,17 @@ def test_the_time_in_which_nobody_asked_and_steps_that_only_read_prompts_are_no_
     clock.now_s += 1.0
     gaps.step(0)
     clock.now_s += 2.0
+    assert gaps.report() is None
+
+
+def test_first_tokens_are_told_once_also_where_no_gap_was_measured() -> None:
+    clock = Clock()
+    gaps = Gaps(clock)
+    first = FirstToken(queue_s=0.1, prefill_s=0.2, beside=3, evaluated_tokens=40)
+    gaps.first(first)
+    clock.now_s += REPORT_S
+    report = gaps.report()
+    assert report is not None
+    assert (report.gaps, report.firsts) == ((), (first,))
+    clock.now_s += REPORT_S
     assert gaps.report() is None
