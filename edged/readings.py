@@ -9,7 +9,6 @@ from edged import __version__, machine, status
 from edged.base_model import BaseModel
 from edged.learn.calibrating import Calibration
 from edged.learn.learner import Learner
-from edged.learn.pacing import FirstTokens
 from edged.learn.reference import Reference
 from edged.placing import Placing
 from edged.practice_parts import PracticeParts
@@ -18,6 +17,7 @@ from edged.serve.routing import Routing
 from edged.settings import Settings
 from edged.store.store import Store
 from edged.system.workers import Worker, Workers
+from edged.ttft import FirstTokens
 from edged.watch_parts import WatchParts
 
 

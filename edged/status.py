@@ -9,9 +9,9 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from edged.learn.pacing import FirstTokens
 from edged.records import Anchor, Live, PracticeCounts, Update, WrittenCounts
 from edged.times import rfc3339
+from edged.ttft import FirstTokens
 from engine import protocol
 
 # What `edged.serve` counts, in words.

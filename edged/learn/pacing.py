@@ -8,13 +8,13 @@ told when its share changes, and when it starts.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 from collections.abc import Callable
 from typing import Protocol
 
 from edged.learn import pace
 from edged.learn.pace import Targets
+from edged.ttft import FirstTokens
 from engine import protocol
 
 log = logging.getLogger(__name__)
@@ -30,21 +30,6 @@ class PacedTrainer(Protocol):
     def is_ready(self) -> bool: ...
 
     def send(self, message: protocol.Message) -> None: ...
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class FirstTokens:
-    """How long requests waited for their first token lately, and what training gives for it; None: not known yet.
-
-    idle_s, training_s: medians, of requests of all kinds. inflation: of requests of the same kind, at the upper
-    quartile; `target` is what it is held to. share: of the time for training while somebody waits for a first token.
-    """
-
-    idle_s: float | None
-    training_s: float | None
-    inflation: float | None
-    target: float
-    share: float
 
 
 class Pacing:

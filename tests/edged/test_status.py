@@ -12,9 +12,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from edged import status
-from edged.learn.pacing import FirstTokens
 from edged.records import Anchor, Live, PracticeCounts, Update, WrittenCounts
 from edged.status import Parts, PracticeView, RatedView, WatchView, WorkerView
+from edged.ttft import FirstTokens
 from engine import protocol
 
 UPDATE = Update(
