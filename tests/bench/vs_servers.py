@@ -45,7 +45,7 @@ from edged.cli.connect import Client, Peer, open_async_http
 EDGED, LLAMA, PYTHON = "edged", "llama.cpp", "llama-cpp-python"
 AT_LEAST = {1: 0.97, 4: 1.0, 16: 1.0, 64: 1.1}
 SIGMA = 0.005
-READY_TIMEOUT_S = 120.0
+READY_TIMEOUT_S = 600.0
 ONE_AT_A_TIME = (1, 4)  # clients that a server without batching is asked with
 SEQUENCE_TOKENS = 512  # of context for each slot
 
@@ -64,7 +64,10 @@ class Server:
 def edged(work: Path, adapter: Path, slots: int, threads: int) -> Iterator[Server]:
     """The daemon, with `adapter` imported."""
     folder, config = work / "state", work / "edged.toml"
-    config.write_text(f"[serve]\nslots = {slots}\ncontext_tokens = {slots * SEQUENCE_TOKENS}\nthreads = {threads}\n")
+    config.write_text(
+        f"[serve]\nslots = {slots}\ncontext_tokens = {slots * SEQUENCE_TOKENS}\nthreads = {threads}\n"
+        "[learn]\nidle_class = false\n"
+    )
     peer = Peer(socket=socket_of(folder))
     arguments = ["--config", str(config), "--model", MODEL, "--listen", f"unix:{peer.socket}"]
     with running(arguments, folder) as child:
@@ -132,6 +135,7 @@ def python_server(work: Path, python: Path, threads: int) -> contextlib.Abstract
     command = [
         *(str(python), "-m", "llama_cpp.server", "--model", str(model_file()), "--host", "127.0.0.1"),
         *("--port", str(port), "--n_ctx", str(2 * SEQUENCE_TOKENS), "--n_threads", str(threads)),
+        *("--interrupt_requests", "false"),  # or a new request would end the one that runs
     ]
     return peer_process(PYTHON, command, port, lambda wanted: None, work / "python-server.log")
 
