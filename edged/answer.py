@@ -15,7 +15,8 @@ from edged.records import HELD_TO_A_SCHEMA, Caller
 class Ask:
     """A checked completion request. Exactly one of `messages` and `prompt` is set.
 
-    stream: the reader shows events as they come; otherwise nothing of an answer is out before its end.
+    stream: the reader shows events as they come; otherwise nothing of an answer is out before its end. queue_timeout_s:
+    for how long it may wait for a slot; None: for as long as any request.
     store: the answer can be asked for again, and its metadata changed, by its id.
     """
 
@@ -35,6 +36,7 @@ class Ask:
     metadata: dict[str, str]
     caller: Caller
     stream: bool = True
+    queue_timeout_s: float | None = None
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0

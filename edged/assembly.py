@@ -171,6 +171,7 @@ class Assembly:
             Serving(model=self._model.name, base_sha256=self._model.sha256, wait_s=serve.start_timeout_s),
             lambda: AdmissionLimits(slots=serve.slots, max_queue=self._settings().serve.max_queue),
             lambda: self._settings().serve.default_max_tokens,
+            lambda: self._settings().serve.queue_timeout_s,
             self.serve_worker,
             self._store.episodes,
             self._episode_recorded,

@@ -4,7 +4,7 @@ What becomes of each field is decided in `edged.api.parameters`. What this serve
 means "without" (an empty list of tools) is taken with that value only, and refused as `unsupported_parameter` with any
 other. What could not change the answer is accepted without effect. Everything else is `unknown_parameter`.
 
-Beyond OpenAI there are `top_k` (0: off), `min_p` (0: off) and `repetition_penalty` (1: off).
+Beyond OpenAI there are `top_k` (0: off), `min_p` (0: off), `repetition_penalty` (1: off) and `queue_timeout_s`.
 """
 
 from __future__ import annotations
@@ -157,6 +157,7 @@ class SamplingRequest(Body):
     repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     logit_bias: LogitBias | None = None
+    queue_timeout_s: Annotated[float, Field(gt=0, le=86_400)] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -237,6 +238,7 @@ class ChatRequest(SamplingRequest):
             metadata=self.metadata,
             caller=caller,
             store=self.store,
+            queue_timeout_s=self.queue_timeout_s,
             schema=None if self.response_format is None else self.response_format.schema_text,
             **self.shape,
         )
@@ -276,5 +278,6 @@ class TextRequest(SamplingRequest):
             user=self.user,
             metadata=self.metadata,
             caller=caller,
+            queue_timeout_s=self.queue_timeout_s,
             **self.shape,
         )

@@ -44,13 +44,18 @@ def admit(limits: Limits, *, under_way: int, own: int, asked: int, sequence_s: f
     """
     room = limits.slots + limits.max_queue - under_way
     if asked > room:
-        return Full(retry_after_s=_until_free_s(asked - room, limits, sequence_s))
+        return Full(retry_after_s=until_free_s(limits, places=asked - room, sequence_s=sequence_s))
     starts_at_once = under_way + asked <= limits.slots
     surplus = (own + asked) // OWN_FOR_EACH_FREE - (room - asked)
     if starts_at_once or own == 0 or surplus <= 0:
         return None
-    return Full(retry_after_s=_until_free_s(surplus, limits, sequence_s), own=True)
+    return Full(retry_after_s=until_free_s(limits, places=surplus, sequence_s=sequence_s), own=True)
 
 
-def _until_free_s(places: int, limits: Limits, sequence_s: float) -> float:
+def until_free_s(limits: Limits, *, places: int, sequence_s: float) -> float:
+    """When so many of those under way are expected to be over, in seconds; a second at least.
+
+    Args:
+        sequence_s: how long a sequence took lately, from its slot on.
+    """
     return max(1.0, places / limits.slots * sequence_s)

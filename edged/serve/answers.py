@@ -12,8 +12,6 @@ all of it is there, so it can always be run again. Requests wait while the worke
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
 
@@ -21,6 +19,7 @@ from edged.answer import AnswerEvent, Ask, Ended, Piece, Started, Usage, fingerp
 from edged.records import Episode
 from edged.refusal import Refused
 from edged.serve import admission, translation
+from edged.serve.delivery import Delivery, Lost
 from edged.serve.translation import Serving
 from engine import protocol
 
@@ -46,11 +45,6 @@ class EpisodeSink(Protocol):
         ...
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Lost:
-    """The worker that ran this answer is gone."""
-
-
 class Answers:
     """Every answer under way. Lives on the event loop; `received`, `ready` and `down` are called by its owner."""
 
@@ -59,6 +53,7 @@ class Answers:
         serving: Serving,
         limits: Callable[[], admission.Limits],
         default_max_tokens: Callable[[], int],
+        queue_timeout_s: Callable[[], float],
         engine: Engine,
         episodes: EpisodeSink,
         on_episode: Callable[[int, Episode], None],
@@ -72,13 +67,14 @@ class Answers:
         self._serving = serving
         self._limits = limits
         self._default_max_tokens = default_max_tokens
+        self._queue_timeout_s = queue_timeout_s
         self._engine = engine
         self._episodes = episodes
         self._on_episode = on_episode
         self._on_load = on_load
         self._on_waiting = on_waiting
         self._ready = asyncio.Event()
-        self._answers: dict[str, _Answer] = {}
+        self._answers: dict[str, Delivery] = {}
         self._idle = asyncio.Event()
         self._idle.set()
         self._sequence_s = SEQUENCE_S_GUESS
@@ -119,11 +115,11 @@ class Answers:
         """The events of one answer (see `edged.answer`). Closing the iterator early cancels it.
 
         Raises:
-            Refused: 429 `too_many_requests`, 503 `shutting_down` or `engine_unavailable`, 400 for what the engine
-                refuses, 503 `answer_interrupted` when the engine died in the middle of the answer.
+            Refused: 429 `too_many_requests` or `queue_timeout`, 503 `shutting_down` or `engine_unavailable`, 400 for
+                what the engine refuses, 503 `answer_interrupted` when the engine died in the middle of the answer.
         """
         self._admit(ask)
-        answer = _Answer(ask)
+        answer = Delivery(ask)
         self._answers[ask.completion_id] = answer
         self._idle.clear()
         self._load_changed()
@@ -166,7 +162,7 @@ class Answers:
         self._ready.clear()
         for answer in self._answers.values():
             if answer.sent:
-                answer.inbox.put_nowait(_Lost())
+                answer.inbox.put_nowait(Lost())
 
     def received(self, message: protocol.Message) -> bool:
         """Take a message of the serve worker; False if it does not belong to an answer."""
@@ -213,7 +209,7 @@ class Answers:
         if self._engine.is_ready:
             self._engine.send(message)
 
-    async def _drive(self, answer: _Answer) -> None:
+    async def _drive(self, answer: Delivery) -> None:
         try:
             while not await self._run(answer):
                 self.rerun_total += 1
@@ -237,18 +233,19 @@ class Answers:
     def _count_waiting(self) -> None:
         self._on_waiting(sum(not answer.started for answer in self._answers.values()))
 
-    async def _run(self, answer: _Answer) -> bool:
+    async def _run(self, answer: Delivery) -> bool:
         """One run on one worker; False if the worker died before anything was shown."""
-        await self._until_ready()
+        await self._until_ready(answer)
         if answer.abandoned:
             return True
         answer.runs += 1
         answer.sent = True
-        self._engine.send(translation.generate(answer.ask, self._default_max_tokens()))
+        left_s = answer.waits_no_longer_than(self._queue_timeout_s())
+        self._engine.send(translation.generate(answer.ask, self._default_max_tokens(), left_s))
         while True:
             message = await answer.inbox.get()
             match message:
-                case _Lost():
+                case Lost():
                     answer.sent = False
                     if not answer.is_out and answer.runs < RUNS_MAX:
                         answer.forget()
@@ -262,7 +259,7 @@ class Answers:
                     )
                 case protocol.RequestFailed():
                     answer.sent = False
-                    raise translation.refusal(answer.ask, message)
+                    raise translation.refusal(answer.ask, message, free_in_s=self._free_in_s())
                 case protocol.RequestDone():
                     await self._record(answer, answer.whole)
                     self._finish(answer, message)
@@ -270,16 +267,24 @@ class Answers:
                 case _:
                     await self._show(answer, message)
 
-    async def _until_ready(self) -> None:
+    async def _until_ready(self, answer: Delivery) -> None:
+        left_s = answer.waits_no_longer_than(self._queue_timeout_s())
+        is_impatient = left_s is not None and left_s < self._serving.wait_s
         try:
-            async with asyncio.timeout(self._serving.wait_s):
+            async with asyncio.timeout(left_s if is_impatient else self._serving.wait_s):
                 await self._ready.wait()
         except TimeoutError:
+            if is_impatient:
+                raise translation.too_late(self._free_in_s()) from None
             raise Refused(
                 503, "engine_unavailable", "the serve worker does not start; see the log", retry_after_s=5.0
             ) from None
 
-    async def _show(self, answer: _Answer, message: protocol.Message) -> None:
+    def _free_in_s(self) -> float:
+        """When the queue is expected to be over."""
+        return admission.until_free_s(self._limits(), places=self.queued, sequence_s=self._sequence_s)
+
+    async def _show(self, answer: Delivery, message: protocol.Message) -> None:
         match message:
             case protocol.Begun():
                 answer.version = message.version
@@ -295,7 +300,7 @@ class Answers:
                 else:
                     answer.whole.append(message)
 
-    async def _record(self, answer: _Answer, choices: Sequence[protocol.ChoiceDone]) -> None:
+    async def _record(self, answer: Delivery, choices: Sequence[protocol.ChoiceDone]) -> None:
         """Put finished choices on disk, together, and say that they ended."""
         episodes = [
             translation.episode(
@@ -314,7 +319,7 @@ class Answers:
             self._on_episode(episode_id, episode)
             answer.tell(Ended(choice=choice.choice, finish_reason=choice.finish_reason))
 
-    def _start(self, answer: _Answer) -> None:
+    def _start(self, answer: Delivery) -> None:
         if not answer.started:
             answer.started = True
             self._count_waiting()
@@ -324,7 +329,7 @@ class Answers:
                 )
             )
 
-    def _finish(self, answer: _Answer, done: protocol.RequestDone) -> None:
+    def _finish(self, answer: Delivery, done: protocol.RequestDone) -> None:
         self.completion_tokens_total += done.completion_tokens
         self._sequence_s += SEQUENCE_S_WEIGHT * (done.prefill_s + done.decode_s - self._sequence_s)
         answer.tell(
@@ -335,53 +340,6 @@ class Answers:
             )
         )
         answer.let_out()
-
-
-class _Answer:
-    """An answer under way. `sent`: a worker has it.
-
-    Events (`held`) and finished choices (`whole`) of an answer that is not streamed are held back until its end, so
-    that it can be run again.
-    """
-
-    def __init__(self, ask: Ask) -> None:
-        self.ask = ask
-        self.created_at = time.time()
-        self.events: asyncio.Queue[AnswerEvent | None] = asyncio.Queue()
-        self.inbox: asyncio.Queue[protocol.Message | _Lost] = asyncio.Queue()
-        self.task: asyncio.Task[None] | None = None
-        self.version = 0
-        self.prompt_ids: tuple[int, ...] = ()
-        self.runs = 0
-        self.sent = False
-        self.started = False
-        self.whole: list[protocol.ChoiceDone] = []
-        self.held: list[AnswerEvent] = []
-        self.abandoned = False
-
-    @property
-    def is_out(self) -> bool:
-        """Whether its reader has got something of it: it can then not be run again."""
-        return self.started and self.ask.stream
-
-    def tell(self, event: AnswerEvent) -> None:
-        """Pass an event on, at once or at the end."""
-        if self.ask.stream:
-            self.events.put_nowait(event)
-        else:
-            self.held.append(event)
-
-    def let_out(self) -> None:
-        """The answer is whole: everything that was held back goes out."""
-        for event in self.held:
-            self.events.put_nowait(event)
-        self.held.clear()
-
-    def forget(self) -> None:
-        """Be as if nothing had been made of it yet."""
-        self.started = False
-        self.whole.clear()
-        self.held.clear()
 
 
 def _is_mistake(error: BaseException) -> bool:

@@ -23,8 +23,13 @@ class Serving:
     wait_s: float
 
 
-def generate(ask: Ask, default_max_tokens: int) -> protocol.Generate:
-    """What the worker is asked for. default_max_tokens: of an answer whose request does not say."""
+def generate(ask: Ask, default_max_tokens: int, queue_timeout_s: float | None = None) -> protocol.Generate:
+    """What the worker is asked for.
+
+    Args:
+        default_max_tokens: of an answer whose request does not say.
+        queue_timeout_s: how much longer it may wait for a slot; None: as long as it takes.
+    """
     messages = None
     if ask.messages is not None:
         messages = tuple(protocol.ChatMessage(role=m["role"], content=m["content"]) for m in ask.messages)
@@ -50,15 +55,24 @@ def generate(ask: Ask, default_max_tokens: int) -> protocol.Generate:
             logprobs=ask.logprobs,
         ),
         user=ask.payer,
+        queue_timeout_s=queue_timeout_s,
     )
 
 
-def refusal(ask: Ask, failed: protocol.RequestFailed) -> Refused:
-    """What a client is told of a request that the worker refused."""
+def refusal(ask: Ask, failed: protocol.RequestFailed, *, free_in_s: float) -> Refused:
+    """What a client is told of a request that the worker refused. free_in_s: when a slot is expected to be free."""
+    if failed.code == "queue_timeout":
+        return too_late(free_in_s)
     if failed.code == "engine_error":
         return Refused(503, failed.code, failed.message, retry_after_s=1.0)
     param = _PARAMS.get(failed.code, "prompt" if ask.messages is None else "messages")
     return Refused(400, failed.code, failed.message, param=param)
+
+
+def too_late(free_in_s: float) -> Refused:
+    """What a client is told of a request that could not begin in time."""
+    what = "the request waited for a slot as long as it may, and was not begun"
+    return Refused(429, "queue_timeout", f"{what}; try again in {free_in_s:.0f} s", retry_after_s=free_in_s)
 
 
 def token_entry(token: protocol.TokenLogprob) -> dict[str, Any]:

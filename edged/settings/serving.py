@@ -40,6 +40,13 @@ class ServeSection(Section):
     )
     threads: int = key(0, "CPU threads of the serve worker; 0: chosen from the machine.", ge=0, le=1024)
     max_queue: int = key(256, "Requests that may wait for a slot; more get 429.", ge=0, le=100_000, live=True)
+    queue_timeout_s: float = key(
+        600.0,
+        "Seconds that a request may wait for a slot; then it gets 429 and is not begun. A request can ask for less.",
+        gt=0,
+        le=86_400,
+        live=True,
+    )
     default_max_tokens: int = key(512, "Tokens of an answer if the request does not say.", ge=1, le=2**20, live=True)
     ttft_inflation: float = key(
         1.3,

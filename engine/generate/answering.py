@@ -7,6 +7,7 @@ version is bound to the context of that version at once.
 
 from __future__ import annotations
 
+import heapq
 import logging
 import secrets
 import time
@@ -65,6 +66,7 @@ class Answering:
         self._ended = ended
         self._began = began
         self._answers: dict[str, Answer] = {}
+        self._deadlines: list[tuple[float, str]] = []  # a heap of when a request must have begun, monotonic
 
     @property
     def has_work(self) -> bool:
@@ -102,6 +104,8 @@ class Answering:
         )
         answer = Answer(message.request_id, prompt_ids, choices, arrived_at=arrived_at, beside=len(self._answers))
         self._answers[message.request_id] = answer
+        if message.queue_timeout_s is not None:
+            heapq.heappush(self._deadlines, (arrived_at + message.queue_timeout_s, message.request_id))
         if context is not None:
             self._bind(answer, context, 0)
         scheduler = self._decoders[self._swap.live if context is None else context].scheduler
@@ -136,6 +140,7 @@ class Answering:
 
     def step(self) -> int:
         """One decode step of each context that has answers; how many of these got a token."""
+        self._give_up_the_late()
         alone, n_tokens = not self.is_decoding, 0
         for context, decoder in enumerate(self._decoders):
             if self._swap.role(context) not in ("live", "draining") or not decoder.scheduler.has_work:
@@ -152,6 +157,17 @@ class Answering:
             for row in evaluated:
                 self._take(decoder, row, now)
         return n_tokens
+
+    def _give_up_the_late(self) -> None:
+        """What has not begun by its deadline is not begun any more."""
+        while self._deadlines and self._deadlines[0][0] <= time.monotonic():
+            _, request_id = heapq.heappop(self._deadlines)
+            answer = self._answers.get(request_id)
+            if answer is not None and answer.context is None:
+                self._drop(answer)
+                reason = "no slot was free in time for it"
+                self._send(RequestFailed(request_id=request_id, code="queue_timeout", message=reason))
+                self._forget(answer)
 
     def _context_of(self, version: int) -> int:
         """Where a request on `version` has begun. The last check of a request: it must not be refused after this."""

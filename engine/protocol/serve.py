@@ -77,6 +77,7 @@ class Generate(Message):
 
     version: None for the live one, which is what every user gets. Another one, to compare with it, has to be resident
     in one of the contexts, and no adapter may wait to be staged.
+    queue_timeout_s: for how long it may wait until its first choice has a slot; it fails then. None: for ever.
     user: with whom its choices wait for slots: users take turns, however many requests each has.
     schema: the JSON schema, as JSON, that the answer's text fits, unless it is cut; None: any text.
     """
@@ -88,6 +89,7 @@ class Generate(Message):
     sampling: Sampling
     version: int | None = None
     user: str = ""
+    queue_timeout_s: float | None = None
     schema: str | None = None
 
 
@@ -169,7 +171,7 @@ class RequestDone(Message):
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFailed(Message):
     """`code` is stable: context_length_exceeded, bad_template, bad_prompt, bad_logit_bias, bad_response_format (also in
-    the middle of an answer), not_resident (a version that was asked for by its number), engine_error."""
+    the middle of an answer), not_resident (a version that was asked for by its number), queue_timeout, engine_error."""
 
     request_id: str
     code: str

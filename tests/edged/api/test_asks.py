@@ -35,6 +35,14 @@ def test_a_bare_chat_has_openais_defaults() -> None:
     assert ask.prompt is None
 
 
+def test_a_request_may_say_how_long_it_waits_for_a_slot() -> None:
+    assert chat().ask("chatcmpl-1", CALLER).queue_timeout_s is None
+    assert chat(queue_timeout_s=2.5).ask("chatcmpl-1", CALLER).queue_timeout_s == 2.5
+    text = TextRequest.of_json(b'{"prompt": "a", "queue_timeout_s": 3}')
+    assert text.ask("cmpl-1", CALLER).queue_timeout_s == 3
+    assert refusal(queue_timeout_s=0).param == "queue_timeout_s"
+
+
 def test_null_means_the_field_is_left_out() -> None:
     assert chat(temperature=None, stop=None, n=None, stream_options=None, tools=None, metadata=None) == chat()
 

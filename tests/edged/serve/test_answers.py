@@ -65,7 +65,15 @@ class LightDisk:
 class Serve:
     """Answers on a light engine and a light disk, and readers of them."""
 
-    def __init__(self, *, slots: int = 4, max_queue: int = 4, wait_s: float = GUARD_S, ready: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        slots: int = 4,
+        max_queue: int = 4,
+        wait_s: float = GUARD_S,
+        ready: bool = True,
+        queue_timeout_s: float = 600.0,
+    ) -> None:
         self.engine = LightEngine()
         self.disk = LightDisk()
         self.recorded: list[tuple[int, Episode]] = []
@@ -75,6 +83,7 @@ class Serve:
             Serving(model="small", base_sha256="0123456789abcdef" * 4, wait_s=wait_s),
             lambda: Limits(slots=slots, max_queue=max_queue),
             lambda: 64,
+            lambda: queue_timeout_s,
             self.engine,
             self.disk,
             lambda episode_id, episode: self.recorded.append((episode_id, episode)),
@@ -429,7 +438,8 @@ def test_an_answer_is_made_again_if_the_worker_dies_before_anything_was_shown() 
         assert len(serve.engine.asked) == 1
         serve.worker_ready()
         await serve.settle()
-        assert serve.engine.asked[1] == serve.engine.asked[0]
+        first, second = serve.engine.asked
+        assert second == dataclasses.replace(first, queue_timeout_s=None), "it had begun, and waits for no slot"
         serve.says(begun(version=3), chunk("Because."), choice_done(), request_done())
         await reader.end()
         assert reader.kinds == ["Started", "Piece", "Ended", "Usage"]
@@ -692,6 +702,65 @@ def test_a_user_who_fills_the_queue_is_refused_while_another_still_gets_in() -> 
         assert [message.user for message in serve.engine.asked][-3:] == ["user:ann", "user:bob", "uid:1000"]
         for reader in readers:
             await reader.leave()
+
+    run(scenario)
+
+
+def test_the_worker_is_told_how_long_a_request_may_wait_the_shorter_of_its_own_and_everybodys() -> None:
+    async def scenario() -> None:
+        serve = Serve(queue_timeout_s=50.0)
+        readers = [
+            serve.read(ask("c1")),
+            serve.read(ask("c2", queue_timeout_s=20.0)),
+            serve.read(ask("c3", queue_timeout_s=90.0)),
+        ]
+        await serve.settle()
+        told = [message.queue_timeout_s for message in serve.engine.asked]
+        for left_s, most_s in zip(told, (50.0, 20.0, 50.0), strict=True):
+            assert left_s is not None
+            assert most_s - GUARD_S < left_s <= most_s
+        for reader in readers:
+            await reader.leave()
+
+    run(scenario)
+
+
+def test_a_request_that_waited_too_long_gets_429_and_when_to_come_back_and_is_no_broken_answer() -> None:
+    async def scenario() -> None:
+        serve = Serve()
+        reader = serve.read(ask())
+        await serve.settle()
+        serve.says(protocol.RequestFailed(request_id="c1", code="queue_timeout", message="no slot"))
+        refused = await reader.refusal()
+        assert (refused.status, refused.code, refused.param) == (429, "queue_timeout", None)
+        assert refused.retry_after_s is not None
+        assert refused.retry_after_s >= 1.0
+        assert serve.answers.counters()["failed_total"] == 0
+
+    run(scenario)
+
+
+def test_a_request_does_not_wait_longer_for_a_worker_that_starts_than_for_a_slot() -> None:
+    async def scenario() -> None:
+        serve = Serve(ready=False)
+        refused = await serve.read(ask(queue_timeout_s=0.01)).refusal()
+        assert (refused.status, refused.code) == (429, "queue_timeout")
+
+    run(scenario)
+
+
+def test_a_request_that_had_begun_when_its_worker_died_is_run_again_however_long_that_takes() -> None:
+    async def scenario() -> None:
+        serve = Serve()
+        reader = serve.read(ask(queue_timeout_s=30.0))
+        await serve.settle()
+        serve.says(begun())
+        await serve.settle()
+        serve.worker_dies()
+        serve.worker_ready()
+        await serve.settle()
+        assert [message.queue_timeout_s is None for message in serve.engine.asked] == [False, True]
+        await reader.leave()
 
     run(scenario)
 

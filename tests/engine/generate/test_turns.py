@@ -68,6 +68,26 @@ def test_one_request_passes_all_that_another_user_has_waiting(desk: Desk, chatte
     assert [request_id for request_id in begun if request_id != single.request_id] == ids
 
 
+def test_what_has_no_slot_by_its_deadline_is_not_begun_and_what_has_one_goes_on(desk: Desk, chatter: Chatter) -> None:
+    running = [endless(chatter, f"the cat {number}", 80) for number in range(4)]
+    for message in running:
+        desk.send(message)
+    for _ in running:
+        desk.expect(protocol.Begun, protocol.Chunk)
+    late = dataclasses.replace(endless(chatter, "the hat", 3, n=2), queue_timeout_s=1e-6)
+    patient = dataclasses.replace(endless(chatter, "a", 3), queue_timeout_s=600.0)
+    desk.send(late)
+    desk.send(patient)
+    failed = desk.expect(protocol.RequestFailed, protocol.Chunk)
+    assert (failed.request_id, failed.code) == (late.request_id, "queue_timeout")
+    for message in running[1:]:
+        desk.send(protocol.Cancel(request_id=message.request_id))
+    said = desk.collect(patient.request_id, *(message.request_id for message in running))
+    assert isinstance(said[patient.request_id][0], protocol.Begun)
+    assert [choice.finish_reason for choice in of(said[running[0].request_id], protocol.ChoiceDone)] == ["length"]
+    assert desk.version() == 0
+
+
 @pytest.mark.parametrize("others", [0, 6])
 def test_eight_choices_evaluate_their_prompt_once(
     desk: Desk, chatter: Chatter, evaluated: list[Entry], others: int
