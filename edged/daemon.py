@@ -202,7 +202,7 @@ class Daemon:
         if not fds and not addresses:
             addresses = [UnixListen(_runtime_folder(self._state_folder) / "edged.sock")]
         listeners = open_listeners(addresses, inherited_fds=fds, any_keys=store.keys.any_keys())
-        server = HttpServer(self._parts.app(), listeners, head_timeout_s=lambda: self._settings.api.read_timeout_s)
+        server = HttpServer(self._parts.app(), listeners, patience_s=lambda: self._settings.api.read_timeout_s)
         await server.start()
         stack.push_async_callback(server.drain, 0.0)
         return server

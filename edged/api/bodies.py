@@ -58,7 +58,7 @@ def json_body(model: type[B]) -> Callable[[Request], Coroutine[Any, Any, B]]:
     """A dependency that parses the request's body as `model`."""
 
     async def parse(request: Request) -> B:
-        return model.of_json(await request.body())
+        return model.of_json(await _read(request))
 
     return parse
 
@@ -67,9 +67,14 @@ def optional_json_body(model: type[B]) -> Callable[[Request], Coroutine[Any, Any
     """The same, where no body at all means `{}`."""
 
     async def parse(request: Request) -> B:
-        return model.of_json(await request.body() or b"{}")
+        return model.of_json(await _read(request) or b"{}")
 
     return parse
+
+
+async def _read(request: Request) -> bytes:
+    # `request.body()` would keep the bytes beside what they are parsed to, for as long as the answer takes.
+    return b"".join([piece async for piece in request.stream()])
 
 
 def describe(model: type[Body], *, required: bool = True) -> dict[str, Any]:

@@ -6,10 +6,11 @@ is reported by its number and does not stop the others.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -25,7 +26,9 @@ from edged.refusal import Refused
 
 BATCH_PATH = "/v1/feedback/batch"
 GROUP_LINES = 256  # lines of a batch that share one commit
+GROUP_BYTES = 2**20  # after which a group is stored, however few its lines are
 LINE_MAX_BYTES = 2**20
+BATCHES_MAX = 16  # at a time: each may hold a line and a group in memory for as long as it comes
 REJECTED_SHOWN_MAX = 1000  # the answer lists so many bad lines and counts the others
 IDEMPOTENCY_KEY_MAX = 255
 LIST_MAX = 1000
@@ -121,6 +124,7 @@ def feedback_routes(book: FeedbackBook, answers: Answers, access: Access) -> API
     may_rate = Depends(access.require("feedback"))
     feedback_body = Depends(json_body(FeedbackRequest))
     preference_body = Depends(json_body(PreferenceRequest))
+    batches = _Batches()
 
     @router.post("/v1/feedback", status_code=201, summary="Rate an answer", openapi_extra=describe(FeedbackRequest))
     async def add(
@@ -151,7 +155,9 @@ def feedback_routes(book: FeedbackBook, answers: Answers, access: Access) -> API
 
     @router.post(BATCH_PATH, summary="Rate many answers, one JSON object a line", openapi_extra=_NDJSON)
     async def batch(request: Request, caller: Caller = may_rate) -> dict[str, Any]:
-        return await _Batch(book, answers, caller, idempotency_key(request)).run(request.stream())
+        batch = _Batch(book, answers, caller, idempotency_key(request))
+        with batches.one_more():
+            return await batch.run(request.stream())
 
     @router.post("/v1/preferences", status_code=201, summary="Prefer one answer over another",
                  openapi_extra=describe(PreferenceRequest))  # fmt: skip
@@ -199,6 +205,26 @@ def refuse_while_running(answers: Answers, completion_id: str) -> None:
         )  # fmt: skip
 
 
+class _Batches:
+    """How many batches come in at this moment."""
+
+    def __init__(self) -> None:
+        self._n = 0
+
+    @contextlib.contextmanager
+    def one_more(self) -> Iterator[None]:
+        """Raises Refused 429 beyond BATCHES_MAX."""
+        if self._n == BATCHES_MAX:
+            raise Refused(
+                429, "too_many_batches", f"{BATCHES_MAX} batches are coming in; send this one later", retry_after_s=1.0
+            )
+        self._n += 1
+        try:
+            yield
+        finally:
+            self._n -= 1
+
+
 class _Batch:
     """One batch: bytes in, groups of lines to the book, a report out."""
 
@@ -208,6 +234,7 @@ class _Batch:
         self._caller = caller
         self._key = key
         self._group: list[tuple[int, NewFeedback]] = []
+        self._group_bytes = 0
         self._accepted = 0
         self._rejected: list[dict[str, Any]] = []
         self._n_rejected = 0
@@ -239,13 +266,14 @@ class _Batch:
             self._reject(number, refused)
             return
         self._group.append((number, body.new_feedback(self._caller)))
-        if len(self._group) == GROUP_LINES:
+        self._group_bytes += len(line)
+        if len(self._group) == GROUP_LINES or self._group_bytes >= GROUP_BYTES:
             await self._commit()
 
     async def _commit(self) -> None:
         if not self._group:
             return
-        group, self._group = self._group, []
+        group, self._group, self._group_bytes = self._group, [], 0
         # One key covers the batch: a line's own key is made of it and the line's number.
         keys = [f"{self._key}:{number}" for number, _ in group] if self._key is not None else []
         results = await self._book.add_many([item for _, item in group], idempotency_keys=keys)

@@ -21,6 +21,8 @@ from edged.api.peer import is_loopback
 UNIX_MODE = 0o660
 BACKLOG = 512
 PROBE_TIMEOUT_S = 1.0
+# A machine that has said nothing for a minute is asked, and is gone if it does not answer for another half.
+KEEP_ALIVE_AFTER_S, KEEP_ALIVE_EVERY_S, KEEP_ALIVE_TRIES = 60, 10, 3
 
 
 class ListenError(Exception):
@@ -131,6 +133,7 @@ def _bind_tcp(address: TcpListen, any_keys: bool) -> list[Listener]:
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            _notice_the_lost(sock)
             if family == socket.AF_INET6:
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             sock.bind(place)
@@ -156,10 +159,19 @@ def _adopt(fd: int, any_keys: bool) -> Listener:
             raise ListenError(f"inherited descriptor {fd} is not a listening stream socket; check the .socket unit")
         if sock.family != socket.AF_UNIX:
             _check_reach(str(sock.getsockname()[0]), f"inherited descriptor {fd}", any_keys)
+            _notice_the_lost(sock)
     except BaseException:
         sock.close()
         raise
     return Listener(sock, None, 0)
+
+
+def _notice_the_lost(sock: socket.socket) -> None:
+    """Have the kernel end connections whose other machine is gone without a word; accepted sockets inherit this."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEP_ALIVE_AFTER_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEP_ALIVE_EVERY_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEP_ALIVE_TRIES)
 
 
 def _check_reach(host: str, address: str, any_keys: bool) -> None:

@@ -35,12 +35,14 @@ class HttpServer:
         app: ASGIApp,
         listeners: Sequence[Listener],
         *,
-        head_timeout_s: Callable[[], float],
+        patience_s: Callable[[], float],
         max_connections: int = MAX_CONNECTIONS,
     ) -> None:
         self._listeners = listeners
-        self._config = connection_config(app, keep_alive_s=KEEP_ALIVE_S, max_head_bytes=MAX_HEAD_BYTES)
-        self._limits = ConnectionLimits(max_connections=max_connections, head_timeout_s=head_timeout_s)
+        self._config = connection_config(app, keep_alive_s=KEEP_ALIVE_S)
+        self._limits = ConnectionLimits(
+            max_connections=max_connections, max_head_bytes=MAX_HEAD_BYTES, patience_s=patience_s
+        )
         self._state = ServerState()
         self._shutdown = Shutdown(closing=asyncio.Event(), cut=asyncio.Event())
         self._servers: list[asyncio.Server] = []

@@ -77,7 +77,13 @@ class ApiSection(Section):
     max_body_bytes: int = key(
         2**20, "Largest request body, in bytes; larger ones get 413.", ge=1024, le=2**30, live=True
     )
-    read_timeout_s: float = key(30.0, "Seconds in which a request must have arrived.", gt=0, le=3600, live=True)
+    read_timeout_s: float = key(
+        30.0,
+        "Seconds in which a request must have arrived, and some of an answer must be taken.",
+        gt=0,
+        le=3600,
+        live=True,
+    )
     drain_s: float = key(
         7.0, "Seconds that running answers get at a stop, which takes 3 more at most.", ge=0, le=600, live=True
     )

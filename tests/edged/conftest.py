@@ -74,7 +74,7 @@ def light_daemon(tmp_path: Path) -> Iterator[LightDaemon]:
     stop = asyncio.Event()
 
     async def serve() -> None:
-        server = HttpServer(app, listeners, head_timeout_s=lambda: 30.0)
+        server = HttpServer(app, listeners, patience_s=lambda: 30.0)
         await server.start()
         started.set()
         await stop.wait()

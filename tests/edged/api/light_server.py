@@ -69,7 +69,7 @@ async def serving(
     )
     socket = folder / "s"
     listeners = open_listeners([UnixListen(socket), TcpListen("127.0.0.1", 0)], any_keys=False)
-    server = HttpServer(app, listeners, head_timeout_s=lambda: section.read_timeout_s, max_connections=max_connections)
+    server = HttpServer(app, listeners, patience_s=lambda: section.read_timeout_s, max_connections=max_connections)
     await server.start()
     url = "http://" + server.addresses[1].removeprefix("tcp:")
     unix = httpx.AsyncClient(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edged.api.feedback import GROUP_LINES, LINE_MAX_BYTES, REJECTED_SHOWN_MAX, lines_of
+from edged.api.feedback import BATCHES_MAX, GROUP_BYTES, GROUP_LINES, LINE_MAX_BYTES, REJECTED_SHOWN_MAX, lines_of
 from tests.edged.api.light_server import HELLO, Light, serving
 
 
@@ -182,6 +182,44 @@ def test_a_batch_has_no_limit_on_the_whole_and_commits_in_groups(tmp_path: Path)
 
             assert (report["accepted"], report["rejected"]) == (600, [])
             assert light.book.commits == [GROUP_LINES, GROUP_LINES, 600 - 2 * GROUP_LINES]
+
+    asyncio.run(run())
+
+
+def test_a_group_of_long_lines_is_stored_before_it_is_full(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with serving(tmp_path) as light:
+            good = {"completion_id": (await light.ask())["id"], "rating": 1, "correction": "x" * (GROUP_BYTES // 4)}
+            report = await send_batch(light, ndjson(good) * 10)
+
+            assert report["accepted"] == 10
+            assert light.book.commits == [4, 4, 2]
+
+    asyncio.run(run())
+
+
+def test_so_many_batches_at_once_and_no_more(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with serving(tmp_path) as light:
+            whole = asyncio.Event()
+            started = 0
+
+            async def slow() -> AsyncIterator[bytes]:
+                nonlocal started
+                yield b"\n"
+                started += 1
+                await whole.wait()
+                yield b"\n"
+
+            batches = [asyncio.create_task(send_batch(light, slow())) for _ in range(BATCHES_MAX)]
+            while started < BATCHES_MAX:
+                await asyncio.sleep(0.005)
+            await asyncio.sleep(0.05)
+            refused = await light.unix.post("/v1/feedback/batch", content=b"\n")
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_batches")
+            whole.set()
+            assert all(report["accepted"] == 0 for report in await asyncio.gather(*batches))
+            assert (await light.unix.post("/v1/feedback/batch", content=b"\n")).status_code == 200
 
     asyncio.run(run())
 
