@@ -33,7 +33,7 @@ from edged.api.server import HttpServer
 from edged.assembly import Assembly
 from edged.base_model import BaseModel, ModelError, choose_backend, open_base_model
 from edged.fallback import Fallback
-from edged.learn import profile
+from edged.learn import collecting, profile
 from edged.learn.folders import Folders
 from edged.settings import Settings
 from edged.store.errors import StoreError
@@ -284,6 +284,7 @@ async def clear_up(store: Store, folders: Folders) -> None:
         if adapter.state == "candidate" and adapter.version not in carried:
             await store.lineage.refuse(adapter.version, "the daemon stopped before it was judged")
     await store.lineage.skip_versions(await asyncio.to_thread(folders.highest_version))
+    await asyncio.to_thread(collecting.finish, await store.lineage.list(), folders)
     live = await Fallback(store.lineage, folders).servable()
     await asyncio.to_thread(folders.write_current, live.version)
 

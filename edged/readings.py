@@ -114,6 +114,7 @@ class Readings:
             ),
             daemon_rss_bytes=machine.own_rss_bytes(),
             watch=self._watch.view(),
+            files=self._watch.files(),
         )
 
     def _ranks(self, worker: Worker) -> tuple[tuple[int, int], ...]:

@@ -294,6 +294,7 @@ class Adapter:
     """One version in the lineage. Version 0 is the base and always there. `folder`: name under `adapters/`, or None.
 
     verdict: what became of it after it went live (`edged.swap`), for the reason verdict_reason; None: nothing yet.
+    collected_at: when its files were removed from the disk.
     """
 
     version: int
@@ -308,6 +309,7 @@ class Adapter:
     metrics: dict[str, float]
     verdict: WatchVerdict | None = None
     verdict_reason: str | None = None
+    collected_at: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

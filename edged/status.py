@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from edged.records import Anchor, Live, PracticeCounts, Update, WrittenCounts
+from edged.standing import FilesView, WatchView, files_object, watch_object
 from edged.times import rfc3339
 from edged.ttft import FirstTokens
 from engine import protocol
@@ -61,34 +62,6 @@ class PracticeView:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RatedView:
-    """What people said of the answers of some versions."""
-
-    versions: list[int]
-    ratings: int
-    mean: float
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class WatchView:
-    """What becomes of the live version (`edged.swap`, `edged.learn.watch`). is_on: its ratings may roll it back.
-
-    evidence: against it, which rolls it back at alarm_at; None where nothing is compared. rollbacks: by the box itself.
-    withheld: those that did not happen because the version was pinned, since the start.
-    """
-
-    stage: str
-    is_on: bool
-    why: str
-    rollbacks: int
-    withheld: int
-    evidence: float | None = None
-    alarm_at: float | None = None
-    rated: RatedView | None = None
-    reference: RatedView | None = None
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
     """Everything that a status shows, as it is now.
 
@@ -132,6 +105,7 @@ class Parts:
     workers: tuple[WorkerView, ...]
     daemon_rss_bytes: int
     watch: WatchView
+    files: FilesView | None = None
 
 
 def status(parts: Parts) -> dict[str, Any]:
@@ -180,6 +154,7 @@ def status(parts: Parts) -> dict[str, Any]:
             **parts.counters,
             "ttft": dataclasses.asdict(parts.first_tokens),
         },
+        "adapters": files_object(parts.files),
         "sync": {"state": "offline"},
         "energy": {"source": "unavailable"},
         "store": {"episodes": parts.episodes, "feedback": parts.feedback, "ratings": parts.ratings},
@@ -187,12 +162,6 @@ def status(parts: Parts) -> dict[str, Any]:
         "workers": [worker_object(worker) for worker in parts.workers],
         "daemon": {"rss_bytes": parts.daemon_rss_bytes},
     }
-
-
-def watch_object(view: WatchView) -> dict[str, Any]:
-    """The live version's stage, and the watch over it."""
-    watched = dataclasses.asdict(view)
-    return {"stage": watched.pop("stage"), "watch": watched}
 
 
 def worker_object(worker: WorkerView) -> dict[str, Any]:
@@ -292,6 +261,13 @@ class _Families:
         )
         if parts.watch.evidence is not None:
             yield _gauge("edged_adapter_evidence", "Evidence that the live version is worse.", parts.watch.evidence)
+        if parts.files is not None:
+            yield _gauge("edged_adapters_on_disk", "Adapter versions whose files are there.", parts.files.on_disk)
+            yield _gauge("edged_adapters_bytes", "Bytes that they take.", parts.files.n_bytes)
+            yield CounterMetricFamily(
+                "edged_adapters_collected", "Versions whose files were removed.", value=parts.files.collected
+            )
+            yield _gauge("edged_disk_free_bytes", "Free bytes of their disk.", parts.files.free_bytes)
         yield _gauge("edged_serve_active", "Answers that are under way, waiting ones included.", parts.active)
         yield _gauge("edged_serve_queued", "Answers that wait for a slot.", parts.queued)
         for name, value in parts.counters.items():

@@ -1,16 +1,19 @@
-"""What happens to adapters after they went live, put together: the watch over ratings."""
+"""What happens to adapters after they went live, put together: the watch over ratings, and collection."""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from edged import status
+from edged import standing
 from edged.base_model import BaseModel
-from edged.learn.watch import Rated, Rules
+from edged.learn import collection, watch
+from edged.learn.collecting import Collector
+from edged.learn.folders import Folders
 from edged.learn.watching import View, Watch, is_watched
-from edged.settings import Settings
+from edged.settings import Section, Settings
 from edged.store.store import Store
 from edged.swap import stage_of
 from edged.swapping import Swaps
@@ -25,7 +28,10 @@ class WatchParts:
         *,
         model: BaseModel,
         store: Store,
+        folders: Folders,
         swaps: Swaps,
+        candidates: asyncio.Lock,
+        references: Callable[[], frozenset[int]],
         serving: Callable[[], int | None],
         announce: Callable[[str, dict[str, Any]], None],
         on_change: Callable[[], None],
@@ -38,34 +44,51 @@ class WatchParts:
             store.lineage,
             store.audit,
             swaps,
-            rules=lambda: Rules(**{field.name: getattr(settings().watch, field.name) for field in _RULES}),
+            rules=lambda: watch.Rules(**_taken(watch.Rules, settings().watch)),
             staleness=lambda: settings().learn.staleness,
             base_sha256=model.sha256,
+            announce=announce,
+            on_change=on_change,
+        )
+        self.collector = Collector(
+            store.lineage,
+            folders,
+            rules=lambda: collection.Rules(**_taken(collection.Rules, settings().adapters)),
+            staleness=lambda: settings().learn.staleness,
+            references=references,
+            last_good=swaps.last_good,
+            candidates=candidates,
             announce=announce,
             on_change=on_change,
         )
 
     def loops(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
         """Name -> what runs until it is cancelled."""
-        return {"watch": self.watch.run}
+        return {"watch": self.watch.run, "collector": self.collector.run}
 
     def changed(self) -> None:
         """Another version is live or served, or the settings have changed."""
         self.watch.wake()
+        self.collector.wake()
 
     def rated(self) -> None:
         """A person has rated."""
         self.watch.wake()
 
-    def view(self) -> status.WatchView:
+    def files(self) -> standing.FilesView | None:
+        """What adapters take of the disk, as a status shows it. No I/O."""
+        view = self.collector.view
+        return None if view is None else standing.FilesView(**dataclasses.asdict(view))
+
+    def view(self) -> standing.WatchView:
         """Where the live version stands, as a status shows it. No I/O."""
         live, view = self._store.lineage.live(), self.watch.view
         is_served = is_watched(live) and self._serving() == live.version
         stage = stage_of(live.verdict, serving=is_served)
         if view is None or view.version != live.version:  # not looked at yet
             rollbacks, withheld = (view.rollbacks, view.withheld) if view else (0, 0)
-            return status.WatchView(stage=stage, is_on=False, why="", rollbacks=rollbacks, withheld=withheld)
-        return status.WatchView(
+            return standing.WatchView(stage=stage, is_on=False, why="", rollbacks=rollbacks, withheld=withheld)
+        return standing.WatchView(
             stage=stage,
             is_on=view.is_on,
             why=view.why,
@@ -78,14 +101,16 @@ class WatchParts:
         )
 
 
-_RULES = dataclasses.fields(Rules)
+def _taken(rules: type[Any], section: Section) -> dict[str, Any]:
+    """The values of a section by the names of the rules' fields."""
+    return {field.name: getattr(section, field.name) for field in dataclasses.fields(rules)}
 
 
-def _rated(view: View) -> status.RatedView | None:
+def _rated(view: View) -> standing.RatedView | None:
     return _shown(view.finding.live) if view.finding else None
 
 
-def _shown(rated: Rated | None) -> status.RatedView | None:
+def _shown(rated: watch.Rated | None) -> standing.RatedView | None:
     if rated is None:
         return None
-    return status.RatedView(versions=list(rated.versions), ratings=rated.number, mean=rated.mean)
+    return standing.RatedView(versions=list(rated.versions), ratings=rated.number, mean=rated.mean)

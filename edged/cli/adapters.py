@@ -211,7 +211,7 @@ def versions_text(body: dict[str, Any]) -> str:
 
 def _state_text(adapter: dict[str, Any]) -> str:
     state = "rolled back" if adapter.get("verdict") == "rolled_back" else str(adapter["state"])
-    return state + (", kept" if adapter.get("kept") else "")
+    return state + ", kept" * bool(adapter.get("kept")) + ", collected" * bool(adapter.get("collected_at"))
 
 
 def version_text(adapter: dict[str, Any], *, every: bool = False) -> str:

@@ -75,6 +75,10 @@ def status_text(status: dict[str, Any]) -> str:
     if last := learner.get("last_update"):
         rows.append(["last update", update_text(last)])
     rows += _counted([("dropped", learner.get("dropped")), ("left out", learner.get("left_out"))])
+    if files := status.get("adapters"):
+        collected = f", {files['collected']} collected" if files.get("collected") else ""
+        rows.append(["adapters", f"{files['on_disk']} on disk, {size(files['bytes'])}{collected}"])
+        rows += [["- disk", str(files["why"])]] if files.get("why") else []
     rows += [["alarm", str(alarm)] for alarm in learner.get("alarms", [])]
     if placement := status.get("placement"):
         rows.append(["placement", str(placement)])

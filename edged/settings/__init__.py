@@ -8,7 +8,7 @@ is free is found out by who uses it.
 
 from __future__ import annotations
 
-from edged.settings.adapters import WatchSection
+from edged.settings.adapters import AdaptersSection, WatchSection
 from edged.settings.judging import GateSection, PracticeSection, RewardSection
 from edged.settings.keys import Section
 from edged.settings.learning import JUDGED, LearnSection, LoraSection, learns_from_judged, parse_objectives
@@ -17,6 +17,7 @@ from edged.settings.serving import ApiSection, ModelSection, ServeSection
 
 __all__ = [
     "JUDGED",
+    "AdaptersSection",
     "ApiSection",
     "GateSection",
     "LearnSection",
@@ -47,6 +48,7 @@ class Settings(Section):
     practice: PracticeSection = PracticeSection()
     gate: GateSection = GateSection()
     watch: WatchSection = WatchSection()
+    adapters: AdaptersSection = AdaptersSection()
     placement: PlacementSection = PlacementSection()
     api: ApiSection = ApiSection()
     store: StoreSection = StoreSection()

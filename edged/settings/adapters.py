@@ -19,3 +19,12 @@ class WatchSection(Section):
     ratings: int = key(
         128, "Ratings of a version without an alarm after which it is kept for good.", ge=1, le=1_000_000, live=True
     )
+
+
+class AdaptersSection(Section):
+    keep_versions: int = key(
+        16, "Newest versions whose files stay, besides those that are in use or kept.", ge=0, le=1_000_000, live=True
+    )
+    min_free_bytes: int = key(
+        2**29, "Free bytes of the disk below which all versions go that are not in use or kept.", ge=0, live=True
+    )

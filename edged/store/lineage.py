@@ -25,7 +25,7 @@ from edged.store.rows import Row, all_rows, first_row, single_row
 
 _ADAPTER = (
     "SELECT version, parent_version, origin, state, created_at, sha256, folder, reason, kept, metrics, verdict,"
-    " verdict_reason FROM adapters"
+    " verdict_reason, collected_at FROM adapters"
 )
 _LIVE = (
     "SELECT h.version, h.since, h.why, h.caller, h.pinned, h.reason, a.verdict"
@@ -184,7 +184,7 @@ class Lineage:
                     409, "adapter_not_published", f"adapter {version} is still a candidate; wait for its verdict"
                 )
             if version and adapter.folder is None:
-                raise Refused(409, "no_files", f"version {version} has no adapter files any more")
+                raise Refused(409, "no_files", f"version {version} has no adapter files: they were collected")
             detail: dict[str, Any] = {"version": version, "from": live.version}
             if reason is not None:
                 detail["reason"] = reason
@@ -241,6 +241,27 @@ class Lineage:
             return dataclasses.replace(adapter, kept=kept)
 
         return await self._database.write(update)
+
+    async def collect(self, version: int, *, caller: Caller) -> None:
+        """Let go of a version's files, which may be removed when this returns. Raises Refused: 409 `in_use` if it is
+        live, kept, or what an unfinished update starts from; 404 `adapter_not_found`, 409 `no_files`."""
+        now = self._clock()
+
+        def update(connection: apsw.Connection) -> None:
+            adapter = _get(connection, version)
+            if adapter.folder is None:
+                raise Refused(409, "no_files", f"version {version} has no adapter files")
+            query = "SELECT 1 FROM updates WHERE state <> 'finished' AND parent_version = ?"
+            is_parent = first_row(connection, query, (version,)) is not None
+            if adapter.kept or is_parent or _read_live(connection).version == version:
+                raise Refused(409, "in_use", f"version {version} is live, kept, or what an update starts from")
+            connection.execute("UPDATE adapters SET folder = NULL, collected_at = ? WHERE version = ?", (now, version))
+            audit.record(connection, "collect", {"version": version}, caller=caller, now=now)
+
+        def forget(_: None) -> None:
+            self._folders[version] = None
+
+        await self._database.write(update, forget)
 
     def adopt(self, live: Live, folder: str | None = None) -> None:
         """A commit changed what is live; `folder` is set if the version is new."""
@@ -386,6 +407,7 @@ def _to_adapter(row: Row) -> Adapter:
         metrics=blobs.from_json(row[9]),
         verdict=row[10],
         verdict_reason=row[11],
+        collected_at=row[12],
     )
 
 

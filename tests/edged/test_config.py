@@ -18,7 +18,7 @@ from edged.config import ConfigError, Settings, TcpListen, UnixListen
 from engine.protocol import OBJECTIVES
 
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "edged.toml"
-SECTIONS = "model, lora, serve, learn, reward, practice, gate, watch, placement, api, store, log"
+SECTIONS = "model, lora, serve, learn, reward, practice, gate, watch, adapters, placement, api, store, log"
 NAMES = ", ".join(OBJECTIVES)
 DOTTED_KEYS = [f"{section}.{key}" for section, key, _ in config.all_keys()]
 

@@ -13,7 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from edged import status
 from edged.records import Anchor, Live, PracticeCounts, Update, WrittenCounts
-from edged.status import Parts, PracticeView, RatedView, WatchView, WorkerView
+from edged.standing import FilesView, RatedView, WatchView
+from edged.status import Parts, PracticeView, WorkerView
 from edged.ttft import FirstTokens
 from engine import protocol
 
@@ -140,6 +141,15 @@ def test_a_status_shows_how_the_live_version_is_rated_and_what_speaks_against_it
     found = samples(parts())
     assert found["edged_adapter_rollbacks_total", ()] == 2
     assert found["edged_adapter_evidence", ()] == 1.5
+
+
+def test_a_status_shows_what_adapters_take_of_the_disk_once_that_was_looked_at() -> None:
+    assert status.status(parts())["adapters"] is None
+    shown = parts(files=FilesView(on_disk=3, n_bytes=4096, collected=2, free_bytes=10**9, why=""))
+    files = {"on_disk": 3, "bytes": 4096, "collected": 2, "disk_free_bytes": 10**9, "why": ""}
+    assert status.status(shown)["adapters"] == files
+    assert samples(shown)["edged_adapters_collected_total", ()] == 2
+    assert samples(shown)["edged_adapters_bytes", ()] == 4096
 
 
 def test_a_status_shows_what_practice_has_come_to_and_what_its_judge_is_worth() -> None:

@@ -28,6 +28,8 @@ DEATHS: dict[str, tuple[Any, str]] = {
     "live": (Lineage, "set_live"),
     "current": (adapter_files, "write_current"),
     "route": (routing.Routing, "go_live"),
+    "collect": (Lineage, "collect"),
+    "remove": (adapter_files, "remove_version"),
 }
 
 

@@ -161,7 +161,8 @@ function versionRow(adapter, now) {
     const after = await post(`/v1/adapters/${adapter.version}/promote`, { if_live: live });
     toast(`v${after.version} is live`);
   });
-  const button = adapter.state === "published" && !adapter.live
+  if (adapter.collected_at) badges.push(["collected", ""]);
+  const button = adapter.state === "published" && !adapter.live && !adapter.collected_at
     ? element("button", { type: "button", "aria-label": `Promote v${adapter.version}`, on: { click: promote } }, "Promote") : "";
   const origin = { trained: "trained here", imported: "imported", fleet: "from the fleet", base: "" }[adapter.origin] ?? adapter.origin;
   const facts = adapter.version === 0 ? [] : [origin, new Date(1000 * adapter.created_at).toLocaleString()];
