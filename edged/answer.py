@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from edged.records import HELD_TO_A_SCHEMA, Caller
+from edged.records import HELD_TO_A_SCHEMA, MADE_TO_CALL, Caller
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +44,9 @@ class Ask:
     logit_bias: tuple[tuple[int, float], ...] = ()  # token, and what is added to its logit
     store: bool = False
     schema: str | None = None  # the JSON schema, as JSON, that the answer is held to
+    tools: str | None = None  # what the model may call: OpenAI's list, as JSON
+    must_call: tuple[str, ...] = ()  # tools of which the answer calls one; () if it may do without
+    one_call: bool = False  # it ends with its first call
 
     @property
     def payer(self) -> str:
@@ -62,7 +65,11 @@ class Ask:
             "logit_bias": (),
         }
         names = [name for name, value in neutral.items() if getattr(self, name) != value]
-        return " ".join([*names, HELD_TO_A_SCHEMA] if self.schema is not None else names)
+        if self.schema is not None:
+            names.append(HELD_TO_A_SCHEMA)
+        if self.must_call:
+            names.append(MADE_TO_CALL)
+        return " ".join(names)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,16 +83,18 @@ class Started:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """New text of a choice. `tokens`: OpenAI `logprobs.content` entries if they were asked for."""
+    """New text of a choice. `tokens`: OpenAI `logprobs.content` entries if they were asked for. `calls`: complete calls
+    of tools, as OpenAI's messages have them."""
 
     choice: int
     text: str
     tokens: tuple[dict[str, Any], ...]
+    calls: tuple[dict[str, Any], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """A choice is complete and its episode is on disk."""
+    """A choice is complete and its episode is on disk. `finish_reason`: the episode's, or "tool_calls"."""
 
     choice: int
     finish_reason: str

@@ -20,7 +20,8 @@ UpdateOrigin = Literal["ratings", "practice"]
 
 # What shapes an answer so that it could not have been any other text, as `shaped_by` names it.
 HELD_TO_A_SCHEMA = "response_format"
-CONSTRAINTS = frozenset({HELD_TO_A_SCHEMA})
+MADE_TO_CALL = "tool_choice"
+CONSTRAINTS = frozenset({HELD_TO_A_SCHEMA, MADE_TO_CALL})
 
 # What an update's figures of answers that the trainer could not use begin with; the reason follows.
 LEFT_OUT = "dropped/"

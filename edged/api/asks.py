@@ -18,6 +18,7 @@ from edged.api.bodies import Body, mistake, unsupported
 from edged.api.parameters import IDLE
 from edged.api.ports import Ask
 from edged.api.response_format import ResponseFormat
+from edged.api.tools import TOOLS_MAX, Call, CallId, ToolChoice, Tools, must_call, offered
 from edged.records import Caller
 
 METADATA_PAIRS_MAX = 16
@@ -118,18 +119,42 @@ def sampled_at(temperature: float) -> float:
 class ChatMessage(Body):
     """One turn. An assistant's message of an earlier answer can be sent back as it came."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content
     name: str | None = None
     annotations: Annotated[Any, only([])] = None
     audio: Annotated[Any, only()] = None
     function_call: Annotated[Any, only()] = None
     refusal: Annotated[Any, only()] = None
-    tool_calls: Annotated[Any, only([])] = None
+    tool_calls: Annotated[list[Call], Field(max_length=TOOLS_MAX)] = Field(default_factory=list)
+    tool_call_id: CallId | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _calls_stand_for_content(cls, value: Any) -> Any:
+        if isinstance(value, dict) and value.get("tool_calls") and value.get("content") is None:
+            return {**value, "content": ""}
+        return value
+
+    @model_validator(mode="after")
+    def _calls_are_where_they_belong(self) -> ChatMessage:
+        if self.tool_calls and self.role != "assistant":
+            raise mistake("only an assistant's message has tool_calls")
+        if (self.role == "tool") != (self.tool_call_id is not None):
+            raise mistake("tool_call_id goes with role 'tool', and that with tool_call_id")
+        return self
 
     def plain(self) -> dict[str, Any]:
-        """As the chat templates of models know it."""
-        return {"role": "system" if self.role == "developer" else self.role, "content": self.content}
+        """In OpenAI's shape, without what is not there."""
+        plain: dict[str, Any] = {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": self.content,
+        }
+        if self.tool_calls:
+            plain["tool_calls"] = [call.model_dump() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            plain["tool_call_id"] = self.tool_call_id
+        return plain
 
 
 class StreamOptions(Body):
@@ -205,8 +230,9 @@ class ChatRequest(SamplingRequest):
     moderation: Annotated[Any, only()] = None
     reasoning_effort: Annotated[Any, only("none")] = None
     response_format: ResponseFormat | None = None
-    tool_choice: Annotated[Any, only("none", "auto")] = None
-    tools: Annotated[Any, only([])] = None
+    tool_choice: ToolChoice | None = None
+    tools: Tools = Field(default_factory=list)
+    parallel_tool_calls: bool = True
     verbosity: Annotated[Any, only("medium")] = None
     web_search_options: Annotated[Any, only()] = None
 
@@ -217,7 +243,14 @@ class ChatRequest(SamplingRequest):
         both = self.max_tokens is not None and self.max_completion_tokens is not None
         if both and self.max_tokens != self.max_completion_tokens:
             raise mistake("differs from max_completion_tokens; send one of them", param="max_tokens")
+        if offered(self.tools, self.tool_choice) is not None and self._schema is not None:
+            raise mistake("not together with tools, unless tool_choice is 'none'", param="response_format")
+        must_call(self.tools, self.tool_choice)
         return self
+
+    @property
+    def _schema(self) -> str | None:
+        return None if self.response_format is None else self.response_format.schema_text
 
     def ask(self, completion_id: str, caller: Caller) -> Ask:
         return Ask(
@@ -239,7 +272,10 @@ class ChatRequest(SamplingRequest):
             caller=caller,
             store=self.store,
             queue_timeout_s=self.queue_timeout_s,
-            schema=None if self.response_format is None else self.response_format.schema_text,
+            schema=self._schema,
+            tools=offered(self.tools, self.tool_choice),
+            must_call=must_call(self.tools, self.tool_choice),
+            one_call=not self.parallel_tool_calls,
             **self.shape,
         )
 

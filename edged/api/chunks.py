@@ -22,12 +22,18 @@ class Shape(Protocol):
     def opening(self, index: int) -> dict[str, Any] | None:
         """The chunk choice before any text, if this kind has one."""
 
-    def piece(self, piece: Piece, logprobs: dict[str, Any] | None) -> dict[str, Any]: ...
+    def piece(self, piece: Piece, logprobs: dict[str, Any] | None, *, n_calls: int) -> dict[str, Any]:
+        """n_calls: calls of the choice before this piece."""
 
     def ending(self, index: int, finish_reason: str) -> dict[str, Any]: ...
 
     def choice(
-        self, index: int, text: str, logprobs: dict[str, Any] | None, finish_reason: str | None
+        self,
+        index: int,
+        text: str,
+        logprobs: dict[str, Any] | None,
+        finish_reason: str | None,
+        calls: Sequence[dict[str, Any]] = (),
     ) -> dict[str, Any]: ...
 
     def logprobs(self, tokens: Sequence[dict[str, Any]], text_before: str) -> dict[str, Any]: ...
@@ -42,16 +48,26 @@ class ChatShape:
     def opening(self, index: int) -> dict[str, Any] | None:
         return _chunk_choice(index, {"role": "assistant", "content": "", "refusal": None}, None, None)
 
-    def piece(self, piece: Piece, logprobs: dict[str, Any] | None) -> dict[str, Any]:
-        return _chunk_choice(piece.choice, {"content": piece.text}, logprobs, None)
+    def piece(self, piece: Piece, logprobs: dict[str, Any] | None, *, n_calls: int) -> dict[str, Any]:
+        delta: dict[str, Any] = {"content": piece.text} if piece.text or not piece.calls else {}
+        if piece.calls:
+            delta["tool_calls"] = [{"index": n_calls + index, **call} for index, call in enumerate(piece.calls)]
+        return _chunk_choice(piece.choice, delta, logprobs, None)
 
     def ending(self, index: int, finish_reason: str) -> dict[str, Any]:
         return _chunk_choice(index, {}, None, finish_reason)
 
     def choice(
-        self, index: int, text: str, logprobs: dict[str, Any] | None, finish_reason: str | None
+        self,
+        index: int,
+        text: str,
+        logprobs: dict[str, Any] | None,
+        finish_reason: str | None,
+        calls: Sequence[dict[str, Any]] = (),
     ) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
+        if calls:
+            message |= {"content": text or None, "tool_calls": list(calls)}
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish_reason}
 
     def logprobs(self, tokens: Sequence[dict[str, Any]], text_before: str) -> dict[str, Any]:
@@ -67,14 +83,19 @@ class TextShape:
     def opening(self, index: int) -> dict[str, Any] | None:
         return None
 
-    def piece(self, piece: Piece, logprobs: dict[str, Any] | None) -> dict[str, Any]:
+    def piece(self, piece: Piece, logprobs: dict[str, Any] | None, *, n_calls: int) -> dict[str, Any]:
         return self.choice(piece.choice, piece.text, logprobs, None)
 
     def ending(self, index: int, finish_reason: str) -> dict[str, Any]:
         return self.choice(index, "", None, finish_reason)
 
     def choice(
-        self, index: int, text: str, logprobs: dict[str, Any] | None, finish_reason: str | None
+        self,
+        index: int,
+        text: str,
+        logprobs: dict[str, Any] | None,
+        finish_reason: str | None,
+        calls: Sequence[dict[str, Any]] = (),
     ) -> dict[str, Any]:
         return {"text": text, "index": index, "logprobs": logprobs, "finish_reason": finish_reason}
 
@@ -119,6 +140,7 @@ class Stream:
         self._logprobs = logprobs
         self._usage = usage
         self._texts = [""] * n
+        self._n_calls = [0] * n
         self._head = {
             "id": completion_id,
             "object": shape.chunk_object,
@@ -141,7 +163,9 @@ class Stream:
                 if self._logprobs:
                     logprobs = self._shape.logprobs(event.tokens, self._texts[event.choice])
                 self._texts[event.choice] += event.text
-                return self._chunk([self._shape.piece(event, logprobs)])
+                n_calls = self._n_calls[event.choice]
+                self._n_calls[event.choice] += len(event.calls)
+                return self._chunk([self._shape.piece(event, logprobs, n_calls=n_calls)])
             case Ended():
                 return self._chunk([self._shape.ending(event.choice, finish_reason_of(event))])
             case Usage():
@@ -163,6 +187,7 @@ class Whole:
         self._logprobs = logprobs
         self._texts = [""] * n
         self._tokens: list[list[dict[str, Any]]] = [[] for _ in range(n)]
+        self._calls: list[list[dict[str, Any]]] = [[] for _ in range(n)]
         self._finish_reasons: list[str | None] = [None] * n
         self._usage: Usage | None = None
         self.started: Started | None = None
@@ -175,6 +200,7 @@ class Whole:
             case Piece():
                 self._texts[event.choice] += event.text
                 self._tokens[event.choice].extend(event.tokens)
+                self._calls[event.choice].extend(event.calls)
             case Ended():
                 self._finish_reasons[event.choice] = finish_reason_of(event)
             case Usage():
@@ -185,10 +211,14 @@ class Whole:
         if self.started is None or self._usage is None or None in self._finish_reasons:
             raise RuntimeError(f"the answer {completion_id} ended without all of its events")
         choices = [
-            self._shape.choice(index, text, self._shape.logprobs(tokens, "") if self._logprobs else None, reason)
-            for index, (text, tokens, reason) in enumerate(
-                zip(self._texts, self._tokens, self._finish_reasons, strict=True)
+            self._shape.choice(
+                index,
+                self._texts[index],
+                self._shape.logprobs(self._tokens[index], "") if self._logprobs else None,
+                reason,
+                self._calls[index],
             )
+            for index, reason in enumerate(self._finish_reasons)
         ]
         return {
             "id": completion_id,
@@ -202,7 +232,7 @@ class Whole:
 
 
 def finish_reason_of(ended: Ended) -> str:
-    """ "stop" or "length". Raises Refused 503: to a client that is still there, "cancelled" is a failure."""
+    """Why it ended, as OpenAI says it. Raises Refused 503: to a client that is still there "cancelled" is failure."""
     if ended.finish_reason == "cancelled":
         raise Refused(
             503, "answer_interrupted", "the server stopped this answer before its end; ask again", retry_after_s=1.0

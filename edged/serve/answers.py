@@ -170,6 +170,7 @@ class Answers:
             case (
                 protocol.Begun()
                 | protocol.Chunk()
+                | protocol.Called()
                 | protocol.ChoiceDone()
                 | protocol.RequestDone()
                 | protocol.RequestFailed()
@@ -294,6 +295,10 @@ class Answers:
                     self._start(answer)
                     tokens = tuple(translation.token_entry(token) for token in message.tokens)
                     answer.tell(Piece(choice=message.choice, text=message.text, tokens=tokens))
+            case protocol.Called():
+                self._start(answer)
+                call = translation.call_entry(message.call)
+                answer.tell(Piece(choice=message.choice, text="", tokens=(), calls=(call,)))
             case protocol.ChoiceDone():
                 if answer.ask.stream:
                     await self._record(answer, [message])
@@ -317,7 +322,7 @@ class Answers:
         self._start(answer)
         for episode_id, episode, choice in zip(ids, episodes, choices, strict=True):
             self._on_episode(episode_id, episode)
-            answer.tell(Ended(choice=choice.choice, finish_reason=choice.finish_reason))
+            answer.tell(Ended(choice=choice.choice, finish_reason=_shown_reason(choice)))
 
     def _start(self, answer: Delivery) -> None:
         if not answer.started:
@@ -340,6 +345,11 @@ class Answers:
             )
         )
         answer.let_out()
+
+
+def _shown_reason(choice: protocol.ChoiceDone) -> str:
+    """An answer that stopped by itself after a call of a tool wants to be told what came of it."""
+    return "tool_calls" if choice.calls and choice.finish_reason == "stop" else choice.finish_reason
 
 
 def _is_mistake(error: BaseException) -> bool:

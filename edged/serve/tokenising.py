@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edged.failure import JobRefused, WorkerLost
+from edged.serve import translation
 from edged.serve.answers import Engine
 from edged.underway import Underway
 from engine import protocol
@@ -31,9 +32,7 @@ class Tokeniser:
             WorkerLost: the worker is not there, or died meanwhile.
         """
         request_id = f"{ID_PREFIX}{next(self._numbers)}"
-        turns = None
-        if messages is not None:
-            turns = tuple(protocol.ChatMessage(role=m["role"], content=m["content"]) for m in messages)
+        turns = None if messages is None else translation.turns(messages)
         said = await self._underway.call(
             request_id,
             protocol.Tokenise(request_id=request_id, messages=turns, answer=answer, prompt_tokens=prompt_tokens),

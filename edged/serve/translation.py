@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edged.answer import Ask
@@ -11,7 +12,12 @@ from edged.refusal import Refused
 from engine import protocol
 
 # What the worker refuses -> the field of the request that it is about, where that is not the prompt.
-_PARAMS = {"bad_logit_bias": "logit_bias", "bad_response_format": "response_format"}
+_PARAMS = {
+    "bad_logit_bias": "logit_bias",
+    "bad_response_format": "response_format",
+    "bad_tools": "tools",
+    "tools_not_supported": "tools",
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,15 +36,16 @@ def generate(ask: Ask, default_max_tokens: int, queue_timeout_s: float | None = 
         default_max_tokens: of an answer whose request does not say.
         queue_timeout_s: how much longer it may wait for a slot; None: as long as it takes.
     """
-    messages = None
-    if ask.messages is not None:
-        messages = tuple(protocol.ChatMessage(role=m["role"], content=m["content"]) for m in ask.messages)
+    messages = None if ask.messages is None else turns(ask.messages)
     return protocol.Generate(
         request_id=ask.completion_id,
         messages=messages,
         prompt=ask.prompt,
         n=ask.n,
         schema=ask.schema,
+        tools=ask.tools,
+        must_call=ask.must_call,
+        one_call=ask.one_call,
         sampling=protocol.Sampling(
             temperature=ask.temperature,
             top_p=ask.top_p,
@@ -57,6 +64,26 @@ def generate(ask: Ask, default_max_tokens: int, queue_timeout_s: float | None = 
         user=ask.payer,
         queue_timeout_s=queue_timeout_s,
     )
+
+
+def turns(messages: Sequence[Mapping[str, Any]]) -> tuple[protocol.ChatMessage, ...]:
+    """Messages in OpenAI's shape as the worker knows them."""
+    return tuple(
+        protocol.ChatMessage(
+            role=message["role"],
+            content=message["content"],
+            tool_calls=tuple(
+                protocol.ToolCall(id=call["id"], **call["function"]) for call in message.get("tool_calls", ())
+            ),
+            tool_call_id=message.get("tool_call_id"),
+        )
+        for message in messages
+    )
+
+
+def call_entry(call: protocol.ToolCall) -> dict[str, Any]:
+    """A call as OpenAI's messages have it."""
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def refusal(ask: Ask, failed: protocol.RequestFailed, *, free_in_s: float) -> Refused:

@@ -4,7 +4,8 @@ Turns sampled tokens into `Chunk`s and `ChoiceDone`s. Knows no context, no sched
 arguments).
 
 Invariants: completion ids, logprobs and raw logprobs have the same length at any time; the texts of the chunks of a
-choice concatenate to the text of its ChoiceDone; token entries of a chunk never speak of text that was cut away.
+choice without calls of tools concatenate to the text of its ChoiceDone; token entries of a chunk never speak of text
+that was cut away.
 """
 
 from __future__ import annotations
@@ -12,10 +13,23 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable, Sequence
 
+from engine.generate.calls import CallStream
 from engine.generate.sampling import Constraint, Sampled, Sampler
 from engine.generate.shaping import Shape
 from engine.generate.text import TextStream
-from engine.protocol import ChoiceDone, Chunk, FinishReason, FirstToken, RequestDone, Sampling, TokenLogprob, TopLogprob
+from engine.protocol import (
+    Called,
+    ChoiceDone,
+    Chunk,
+    FinishReason,
+    FirstToken,
+    Message,
+    RequestDone,
+    Sampling,
+    TokenLogprob,
+    ToolCall,
+    TopLogprob,
+)
 
 PieceOf = Callable[[int], bytes]  # token id -> its bytes, b"" for control tokens
 
@@ -32,10 +46,12 @@ class Choice:
         room: int,
         prompt_ids: Sequence[int] = (),
         constraint: Constraint | None = None,
+        calls: CallStream | None = None,
     ) -> None:
-        """room: the most tokens it may have. prompt_ids: what a repetition penalty is on from the start. constraint:
-        what it is held to, which it shares with no other choice."""
+        """room: the most tokens it may have. prompt_ids: what a repetition penalty is on from the start. constraint,
+        calls: what it is held to, and what finds calls in its text; neither is shared with another choice."""
         self.index = index
+        self.calls = calls
         self.sampler = Sampler(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
@@ -108,6 +124,7 @@ class Choice:
             raw_logprobs=tuple(self._raw_logprobs),
             text=self._stream.sent,
             seed=self._seed,
+            calls=0 if self.calls is None else self.calls.n_calls,
         )
 
     def _finish(self, reason: FinishReason) -> tuple[str, tuple[TokenLogprob, ...]]:
@@ -154,11 +171,15 @@ class Answer:
         self.cached_tokens = cached_tokens
         self._begun_at = now
 
-    def chunk(self, choice: Choice, text: str, tokens: tuple[TokenLogprob, ...]) -> Chunk | None:
-        """The message of new text, or None if there is nothing to say."""
-        if not text and not tokens:
-            return None
-        return Chunk(request_id=self.request_id, choice=choice.index, text=text, tokens=tokens)
+    def messages(self, choice: Choice, text: str, tokens: tuple[TokenLogprob, ...]) -> list[Message]:
+        """What is to be said of the text and tokens that a choice has just given."""
+        calls: tuple[ToolCall, ...] = ()
+        if choice.calls is not None:
+            text, calls = choice.calls.push(text, is_over=choice.finish_reason is not None)
+        said: list[Message] = [Called(request_id=self.request_id, choice=choice.index, call=call) for call in calls]
+        if text or tokens:
+            said.insert(0, Chunk(request_id=self.request_id, choice=choice.index, text=text, tokens=tokens))
+        return said
 
     def note_token(self, now: float) -> FirstToken | None:
         """A token of some choice was sampled; what was waited for it, if it is the first of all choices."""

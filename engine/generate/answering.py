@@ -84,23 +84,24 @@ class Answering:
             return
         arrived_at = time.monotonic()
         try:
-            prompt_ids, room = self._asking.check(message)
-            constraints = self._asking.constraints(message)
+            accepted = self._asking.check(message)
             context = None if message.version is None else self._context_of(message.version)
         except Refused as refused:
             self._send(refused.as_message(message.request_id))
             return
         seed = message.sampling.seed if message.sampling.seed is not None else secrets.randbits(_SEED_BITS)
+        prompt_ids = accepted.prompt_ids
         choices = tuple(
             Choice(
-                message.sampling,
+                accepted.sampling,
                 seed=seed,
                 index=index,
-                room=room,
+                room=accepted.room,
                 prompt_ids=prompt_ids,
-                constraint=constraints[index] if constraints else None,
+                constraint=held_to,
+                calls=calls,
             )
-            for index in range(message.n)
+            for index, (held_to, calls) in enumerate(zip(accepted.held_to, accepted.calls, strict=True))
         )
         answer = Answer(message.request_id, prompt_ids, choices, arrived_at=arrived_at, beside=len(self._answers))
         self._answers[message.request_id] = answer
@@ -112,7 +113,7 @@ class Answering:
         for choice in choices:
             key: Key = (message.request_id, choice.index)
             last = len(prompt_ids) - 1
-            scheduler.submit(Piece(key, prompt_ids, last, room, user=message.user, group=message.request_id))
+            scheduler.submit(Piece(key, prompt_ids, last, accepted.room, user=message.user, group=message.request_id))
 
     def tokenise(self, message: Tokenise) -> None:
         """Send the tokens of a written answer, or why it has none."""
@@ -203,13 +204,13 @@ class Answering:
             self._fail(answer, "engine_error", str(error))
             return
         except ConstraintFailed as error:
-            self._fail(answer, "bad_response_format", str(error))
+            self._fail(answer, "bad_response_format" if choice.calls is None else "bad_tools", str(error))
             return
         if (first := answer.note_token(now)) is not None:
             self._began(first)
         text, tokens = choice.take(sampled, self._model.piece, is_eos=sampled.id in self._model.eos_ids)
-        if (chunk := answer.chunk(choice, text, tokens)) is not None:
-            self._send(chunk)
+        for message in answer.messages(choice, text, tokens):
+            self._send(message)
         if choice.finish_reason is None:
             decoder.scheduler.append(item.key, sampled.id)
             return
@@ -226,8 +227,8 @@ class Answering:
         for choice in answer.choices:
             if choice.finish_reason is None:
                 text, tokens = choice.cancel()
-                if (chunk := answer.chunk(choice, text, tokens)) is not None:
-                    self._send(chunk)
+                for message in answer.messages(choice, text, tokens):
+                    self._send(message)
                 self._send(choice.done(answer.request_id))
         self._close_if_done(answer)
 

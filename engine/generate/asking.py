@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from engine.generate.backend import Vocabulary
+from engine.generate.calls import CallStream, Syntax, grammar_of_call, tools_of
+from engine.generate.keywords import BadSchema
 from engine.generate.prompt import Prompts
 from engine.generate.sampling import Constraint, ConstraintFailed
-from engine.generate.schema import BadSchema, grammar_of
+from engine.generate.schema import grammar_of
 from engine.generate.template import BadTemplate
 from engine.protocol import ChatMessage, Generate, RequestFailed, Sampling, Tokenise, Tokenised
 
@@ -22,6 +26,18 @@ class Refused(Exception):
 
     def as_message(self, request_id: str) -> RequestFailed:
         return RequestFailed(request_id=request_id, code=self.code, message=str(self))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Accepted:
+    """A request that can be done. room: the most tokens that each choice may have. held_to and calls: of each choice;
+    None where it may say anything, and where no tools are offered."""
+
+    prompt_ids: tuple[int, ...]
+    room: int
+    sampling: Sampling
+    held_to: tuple[Constraint | None, ...]
+    calls: tuple[CallStream | None, ...]
 
 
 class Grammars(Protocol):
@@ -52,24 +68,55 @@ class Asking:
         self._context_tokens = context_tokens
         self._trained_tokens = trained_tokens
 
-    def check(self, message: Generate) -> tuple[tuple[int, ...], int]:
-        """The prompt's tokens, and the most tokens that each choice may have. Raises Refused."""
-        prompt_ids = self._prompt_ids(message)
+    def check(self, message: Generate) -> Accepted:
+        """What its choices are made of. Raises Refused."""
+        syntax = self._syntax(message)
+        offered = [] if message.tools is None else json.loads(message.tools)
+        prompt_ids = self._prompt_ids(message, offered)
         room = self._room(message, prompt_ids)
         self._check_bias(message.sampling)
-        return prompt_ids, room
+        sampling = message.sampling
+        calls: tuple[CallStream | None, ...] = (None,) * message.n
+        if syntax is not None and offered:
+            tools = tools_of(offered)
+            calls = tuple(CallStream(syntax, [tool.name for tool in tools]) for _ in range(message.n))
+            if message.one_call and syntax.closing:
+                sampling = dataclasses.replace(sampling, stop=(*sampling.stop, syntax.closing))
+        return Accepted(prompt_ids, room, sampling, self._constraints(message, syntax, offered), calls)
 
-    def constraints(self, message: Generate) -> list[Constraint]:
-        """What each choice is held to; [] if they may say anything. Raises Refused."""
-        if message.schema is None:
-            return []
+    def _syntax(self, message: Generate) -> Syntax | None:
+        """How calls are written, if the request is about any."""
+        turns = message.messages or ()
+        if message.tools is None and not any(turn.tool_calls or turn.role == "tool" for turn in turns):
+            return None
+        syntax = self._prompts.call_syntax
+        if syntax is None:
+            raise Refused(
+                "tools_not_supported",
+                "the chat template of this model shows no tools, or writes calls in a form that this server does not "
+                "read; leave tools out, or set tool_choice to 'none'",
+            )
+        return syntax
+
+    def _constraints(
+        self, message: Generate, syntax: Syntax | None, offered: Sequence[Mapping[str, Any]]
+    ) -> tuple[Constraint | None, ...]:
+        """What each choice is held to; None where it may say anything."""
+        if message.schema is None and not message.must_call:
+            return (None,) * message.n
+        code = "bad_response_format" if message.schema is not None else "bad_tools"
         if self._grammars is None:
-            raise Refused("bad_response_format", "this engine holds no answers to a schema; serve a GGUF file for that")
+            raise Refused(code, "this engine holds no answers to a grammar; serve a GGUF file for that")
         try:
-            grammar = grammar_of(message.schema)
-            return [self._grammars.begin(grammar) for _ in range(message.n)]
+            if message.schema is not None:
+                grammar = grammar_of(message.schema)
+            else:
+                if syntax is None:
+                    raise BadSchema("there is no tool to call")
+                grammar = grammar_of_call(syntax, [t for t in tools_of(offered) if t.name in message.must_call])
+            return tuple(self._grammars.begin(grammar) for _ in range(message.n))
         except (BadSchema, ConstraintFailed) as error:
-            raise Refused("bad_response_format", str(error)) from None
+            raise Refused(code, str(error)) from None
 
     def tokenise(self, message: Tokenise) -> Tokenised:
         """The tokens of a written answer. Raises Refused."""
@@ -83,13 +130,13 @@ class Asking:
             raise Refused("context_length_exceeded", reason)
         return Tokenised(request_id=message.request_id, prompt_ids=prompt_ids, completion_ids=completion_ids)
 
-    def _prompt_ids(self, message: Generate) -> tuple[int, ...]:
+    def _prompt_ids(self, message: Generate, offered: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
         if (message.messages is None) == (message.prompt is None):
             raise Refused("bad_prompt", "exactly one of messages and prompt must be set")
         if message.n < 1:
             raise Refused("bad_prompt", f"n: {message.n} choices asked, at least 1 is needed")
         if message.messages is not None:
-            prompt_ids = self._chat(message.messages)
+            prompt_ids = self._chat(message.messages, offered)
         else:
             assert message.prompt is not None
             prompt_ids = self._prompts.text(message.prompt)
@@ -97,9 +144,9 @@ class Asking:
             raise Refused("bad_prompt", "prompt: it has no tokens; the model needs at least one")
         return prompt_ids
 
-    def _chat(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
+    def _chat(self, messages: Sequence[ChatMessage], offered: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
         try:
-            return self._prompts.chat(messages)
+            return self._prompts.chat(messages, offered)
         except BadTemplate as error:
             raise Refused("bad_template", str(error)) from error
 

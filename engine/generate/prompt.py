@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from engine.generate.backend import Vocabulary
+from engine.generate.calls import Syntax
 from engine.generate.template import BadTemplate, ChatTemplate
 from engine.protocol import ChatMessage, ProbeText, ProbeTokens
 
@@ -25,11 +28,18 @@ class Prompts:
         """See `ChatTemplate.keeps_turns`; True without a template."""
         return self._template is None or self._template.keeps_turns()
 
-    def chat(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
-        """Token ids of a conversation up to where the assistant speaks. Raises BadTemplate."""
+    @functools.cached_property
+    def call_syntax(self) -> Syntax | None:
+        """See `ChatTemplate.call_syntax`; None without a template."""
+        return None if self._template is None else self._template.call_syntax()
+
+    def chat(
+        self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> tuple[int, ...]:
+        """Token ids of a conversation up to where the assistant speaks; tools: OpenAI's list. Raises BadTemplate."""
         if self._template is None:
             raise BadTemplate("the model file has no chat template; use /v1/completions with a prompt")
-        text = self._template.render(messages)
+        text = self._template.render(messages, tools)
         # A template that writes BOS itself must not get a second one from the tokeniser.
         writes_bos = bool(self._bos) and text.startswith(self._bos)
         return self._model.tokenise(text, add_special=not writes_bos, parse_special=True)

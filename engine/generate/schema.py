@@ -12,39 +12,34 @@ Pure. Time and memory are bounded by the length of the schema's text, its depth,
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from engine.generate import formats, numerals
-from engine.generate.alternatives import TYPES, are_apart, is_of_type, part_early
+from engine.generate.alternatives import are_apart, is_of_type, part_early
 from engine.generate.gbnf import BadGrammar, Chars, Grammar, Item, Rule, Text, chars
+from engine.generate.keywords import (
+    COMBINED,
+    OF_TYPE,
+    BadSchema,
+    bounds_of,
+    is_finite,
+    only,
+    schemas_of,
+    to_json,
+    types_of,
+)
 
 SCHEMA_CHARS_MAX = 65_536
 DEPTH_MAX = 32  # schemas inside schemas, as written; what a $ref points to begins anew
-REPEAT_MAX = 1_000_000
 PAIRS_MAX = 20_000  # alternatives that are compared with each other, in all
 PROPERTIES_MAX = 1_000  # in all
 _NAME_SHOWN = 40
 
-ANY_OBJECT = '{"type":"object"}'
-
-_ANNOTATIONS = frozenset(
-    {
-        *("title", "description", "default", "example", "examples", "deprecated", "readOnly", "writeOnly"),
-        *("$schema", "$id", "$comment", "$defs", "definitions", "discriminator", "strict"),
-    }
-)
-_OF_TYPE = {
-    "object": frozenset({"properties", "required", "additionalProperties"}),
-    "array": frozenset({"items", "prefixItems", "minItems", "maxItems"}),
-    "string": frozenset({"minLength", "maxLength", "format"}),
-    "number": frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}),
-}
-_COMBINED = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")
 
 _HEX = chars("09", "af", "AF")
 _HEX_BUT_D = chars("09", "ac", "ef", "AC", "EF")
@@ -52,29 +47,30 @@ _SPACE = Text(" ")
 _SURROGATE = re.compile(r"\\U0000D[89A-F]")  # as the grammar's text writes it
 
 
-class BadSchema(ValueError):
-    """Raised for a schema that is none, that nothing fits, or that this server cannot hold an answer to."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Framed:
+    """Texts that are `before`, JSON that fits `schema` (as JSON), and `after`. of: what it is, for errors."""
+
+    before: str
+    schema: str
+    after: str
+    of: str
 
 
-def grammar_of(schema: str, *, before: str = "", after: str = "") -> str:
-    """The GBNF of the texts `before` + JSON that fits + `after`.
+def grammar_of(schema: str) -> str:
+    """The GBNF of JSON that fits `schema`, which is JSON too. Raises BadSchema, with the part and what to do."""
+    return grammar_of_any([Framed("", schema, "", of="")])
 
-    Args:
-        schema: the JSON schema, as JSON.
 
-    Raises:
-        BadSchema: it says which part, and what to do.
-    """
-    if len(schema) > SCHEMA_CHARS_MAX:
-        raise BadSchema(f"the schema has {len(schema)} characters, {SCHEMA_CHARS_MAX} at most are taken")
+def grammar_of_any(frames: Sequence[Framed]) -> str:
+    """The GBNF of the texts of any of `frames`, each of which has references into its own schema. Raises BadSchema."""
+    n_chars = sum(len(frame.schema) for frame in frames)
+    if n_chars > SCHEMA_CHARS_MAX:
+        raise BadSchema(f"the schema has {n_chars} characters, {SCHEMA_CHARS_MAX} at most are taken")
+    grammar = Grammar()
     try:
-        parsed = json.loads(schema)
-    except (ValueError, RecursionError) as error:
-        raise BadSchema(f"the schema is not JSON: {error}") from None
-    converter = _Converter(parsed)
-    try:
-        answer = converter.whole()
-        text = converter.grammar.text(converter.grammar.sequence(Text(before), answer, Text(after)))
+        root = grammar.any_of([_framed(grammar, frame) for frame in frames])
+        text = grammar.text(root)
     except BadGrammar as error:
         raise BadSchema(f"the schema cannot be used: {error}") from None
     except RecursionError:
@@ -84,9 +80,22 @@ def grammar_of(schema: str, *, before: str = "", after: str = "") -> str:
     return text
 
 
+def _framed(grammar: Grammar, frame: Framed) -> tuple[Item, ...]:
+    where = f"{frame.of}: " if frame.of else ""
+    try:
+        parsed = json.loads(frame.schema)
+    except (ValueError, RecursionError) as error:
+        raise BadSchema(f"{where}the schema is not JSON: {error}") from None
+    try:
+        answer = _Converter(grammar, parsed).whole()
+    except BadSchema as error:
+        raise BadSchema(f"{where}{error}") from None
+    return (Text(frame.before), answer, Text(frame.after))
+
+
 class _Converter:
-    def __init__(self, document: Any) -> None:
-        self.grammar = Grammar()
+    def __init__(self, grammar: Grammar, document: Any) -> None:
+        self.grammar = grammar
         self._document = document
         self._promised: dict[str, Rule] = {}
         self._to_keep: list[tuple[str, Rule]] = []
@@ -122,14 +131,14 @@ class _Converter:
             return self.grammar.any_of([])
         if not isinstance(schema, dict):
             raise BadSchema(f"{path}: a schema is an object, true or false")
-        for keyword in _COMBINED:
+        for keyword in COMBINED:
             if keyword in schema:
                 return self._combined(keyword, schema, path, depth)
         return self._typed(schema, path, depth)
 
     def _typed(self, schema: Mapping[str, Any], path: str, depth: int) -> Rule:
-        _only(schema, {"type", *(word for words in _OF_TYPE.values() for word in words)}, path)
-        types = _types_of(schema, path)
+        only(schema, {"type", *(word for words in OF_TYPE.values() for word in words)}, path)
+        types = types_of(schema, path)
         if not types:
             return self._anything()
         return self.grammar.any_of([[self._by_type[name](schema, path, depth)] for name in types])
@@ -137,20 +146,20 @@ class _Converter:
     def _combined(self, keyword: str, schema: Mapping[str, Any], path: str, depth: int) -> Rule:
         match keyword:
             case "$ref":
-                _only(schema, {"$ref"}, path)
+                only(schema, {"$ref"}, path)
                 return self._reference(schema["$ref"], path)
             case "const" | "enum":
-                _only(schema, {"type", "const", "enum"}, path)
+                only(schema, {"type", "const", "enum"}, path)
                 return self._listed(schema, path)
             case "allOf":
-                _only(schema, {"allOf"}, path)
-                parts = _schemas(schema, keyword, path)
+                only(schema, {"allOf"}, path)
+                parts = schemas_of(schema, keyword, path)
                 if len(parts) != 1:
                     raise BadSchema(f"{path}/allOf: only one schema can be in it here; merge them into one")
                 return self._rule(parts[0], f"{path}/allOf/0", depth + 1)
             case _:
-                _only(schema, {keyword}, path)
-                return self._alternatives(keyword, _schemas(schema, keyword, path), path, depth)
+                only(schema, {keyword}, path)
+                return self._alternatives(keyword, schemas_of(schema, keyword, path), path, depth)
 
     def _alternatives(self, keyword: str, parts: Sequence[Any], path: str, depth: int) -> Rule:
         self._n_pairs += len(parts) ** 2
@@ -199,11 +208,11 @@ class _Converter:
             raise BadSchema(f"{path}/enum: a list of values is needed")
         if "const" in schema and "enum" in schema:
             raise BadSchema(f"{path}: const and enum beside each other; use one")
-        types = _types_of(schema, path)
+        types = types_of(schema, path)
         fitting = [value for value in values if not types or any(is_of_type(value, name) for name in types)]
-        if not all(_is_finite(value) for value in fitting):
+        if not all(is_finite(value) for value in fitting):
             raise BadSchema(f"{path}: a number in it is too large")
-        return self.grammar.one_of_texts(_json(value) for value in fitting)
+        return self.grammar.one_of_texts(to_json(value) for value in fitting)
 
     def _followed(self, schema: Any) -> Any:
         for _ in range(DEPTH_MAX):
@@ -229,7 +238,7 @@ class _Converter:
             named.setdefault(name, (others, f"{path}/additionalProperties"))
         parts = [
             (
-                self.grammar.sequence(Text(_json(name) + ":"), self._gap(), self._rule(each, at, depth + 1)),
+                self.grammar.sequence(Text(to_json(name) + ":"), self._gap(), self._rule(each, at, depth + 1)),
                 name in required,
             )
             for name, (each, at) in named.items()
@@ -257,7 +266,7 @@ class _Converter:
         return self.grammar.sequence(Text("{"), self._list(pair, 0, None), Text("}"))
 
     def _array(self, schema: Mapping[str, Any], path: str, depth: int) -> Rule:
-        least, most = _bounds(schema, "minItems", "maxItems", path)
+        least, most = bounds_of(schema, "minItems", "maxItems", path)
         first = schema.get("prefixItems", [])
         items = schema.get("items", True)
         if not isinstance(first, list):
@@ -293,7 +302,7 @@ class _Converter:
         return self.grammar.sequence(item, rest) if least else self.grammar.optional(item, rest)
 
     def _string(self, schema: Mapping[str, Any], path: str, depth: int) -> Rule:
-        least, most = _bounds(schema, "minLength", "maxLength", path)
+        least, most = bounds_of(schema, "minLength", "maxLength", path)
         if "format" not in schema:
             return self._text(least, most)
         if "minLength" in schema or "maxLength" in schema:
@@ -325,7 +334,7 @@ class _Converter:
 
     def _numeral(self, schema: Mapping[str, Any], path: str, *, whole: bool) -> Rule:
         try:
-            limits = numerals.limits_of({word: schema[word] for word in _OF_TYPE["number"] if word in schema})
+            limits = numerals.limits_of({word: schema[word] for word in OF_TYPE["number"] if word in schema})
         except ValueError as error:
             raise BadSchema(f"{path}: {error}") from None
         return numerals.integer(self.grammar, limits) if whole else numerals.number(self.grammar, limits)
@@ -341,60 +350,3 @@ class _Converter:
 
     def _gap(self) -> Rule:
         return self.grammar.optional(_SPACE)
-
-
-def _only(schema: Mapping[str, Any], handled: set[str], path: str) -> None:
-    """Raise BadSchema for a keyword beside the handled ones that may constrain."""
-    for keyword in schema:
-        if keyword not in handled and keyword not in _ANNOTATIONS and not keyword.startswith("x-"):
-            if keyword == "uniqueItems" and schema[keyword] is False:
-                continue
-            beside = " ".join(word for word in _COMBINED if word in handled and word in schema)
-            where = f" beside {beside}" if beside else ""
-            raise BadSchema(f"{path}: {keyword[:60]!r}{where} is not supported; leave it out")
-
-
-def _types_of(schema: Mapping[str, Any], path: str) -> list[str]:
-    """The types that are named, or else those that a keyword is about; [] for all."""
-    named = schema.get("type")
-    if named is None:
-        return [name for name, keywords in _OF_TYPE.items() if not keywords.isdisjoint(schema)]
-    types = named if isinstance(named, list) else [named]
-    for name in types:
-        if name not in TYPES:
-            raise BadSchema(f"{path}/type: {str(name)[:60]!r} is no type; {', '.join(TYPES)} are")
-    if not types:
-        raise BadSchema(f"{path}/type: the list is empty")
-    return types
-
-
-def _schemas(schema: Mapping[str, Any], keyword: str, path: str) -> list[Any]:
-    parts = schema[keyword]
-    if not isinstance(parts, list) or not parts:
-        raise BadSchema(f"{path}/{keyword}: a list of schemas is needed")
-    return parts
-
-
-def _bounds(schema: Mapping[str, Any], least_name: str, most_name: str, path: str) -> tuple[int, int | None]:
-    least, most = schema.get(least_name, 0), schema.get(most_name)
-    for name, value in ((least_name, least), (most_name, most)):
-        if value is not None and (type(value) is not int or value < 0):
-            raise BadSchema(f"{path}/{name}: a whole number of at least 0 is needed")
-    if least > REPEAT_MAX:
-        raise BadSchema(f"{path}/{least_name}: {REPEAT_MAX} is the most that can be asked")
-    if most is not None and most < least:
-        raise BadSchema(f"{path}/{most_name}: less than {least_name}")
-    # No answer comes near it: the same as no bound.
-    return least, None if most is None or most > REPEAT_MAX else most
-
-
-def _is_finite(value: Any) -> bool:
-    if isinstance(value, float):
-        return math.isfinite(value)
-    if isinstance(value, dict):
-        return all(_is_finite(item) for item in value.values())
-    return not isinstance(value, list) or all(_is_finite(item) for item in value)
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -50,6 +50,7 @@ from engine.protocol.score import (
 from engine.protocol.serve import (
     Backend,
     Begun,
+    Called,
     Cancel,
     ChatMessage,
     ChoiceDone,
@@ -73,6 +74,7 @@ from engine.protocol.serve import (
     Tokenise,
     Tokenised,
     TokenLogprob,
+    ToolCall,
     TopLogprob,
 )
 from engine.protocol.train import (
@@ -128,6 +130,7 @@ __all__ = [
     "BaseWeights",
     "Beat",
     "Begun",
+    "Called",
     "Cancel",
     "ChatMessage",
     "ChoiceDone",
@@ -186,6 +189,7 @@ __all__ = [
     "TokenLogprob",
     "Tokenise",
     "Tokenised",
+    "ToolCall",
     "TopLogprob",
     "Train",
     "TrainFailed",
@@ -219,7 +223,7 @@ _REGISTRY: dict[str, type[Message]] = {
     cls.__name__: cls
     for cls in (
         Hello, Ready, Fault, Beat, Stop,
-        StartServe, Generate, Cancel, Begun, Chunk, ChoiceDone, RequestDone, RequestFailed,
+        StartServe, Generate, Cancel, Begun, Chunk, Called, ChoiceDone, RequestDone, RequestFailed,
         Tokenise, Tokenised, Decoding,
         Stage, Staged, StageFailed, Route, Routed, RouteFailed,
         StartScore, Judge, Judged, Fit, Fitted,

@@ -1,8 +1,8 @@
 """The messages of the serve role: answering requests, and bringing adapters live.
 
-`Generate` is answered by `Begun` and then, for each choice, `Chunk`s and one `ChoiceDone`, and at the end one
-`RequestDone`; or by one `RequestFailed`, after which nothing follows. `Cancel` ends the open choices with finish reason
-"cancelled". `Stage` loads an adapter into the spare context and proves it there; it is answered by `Staged` or
+`Generate` is answered by `Begun` and then, for each choice, `Chunk`s, `Called`s and one `ChoiceDone`, and at the end
+one `RequestDone`; or by one `RequestFailed`, after which nothing follows. `Cancel` ends the open choices with finish
+reason "cancelled". `Stage` loads an adapter into the spare context and proves it there; it is answered by `Staged` or
 `StageFailed` and changes nothing for requests. `Route` sends new requests to a staged (or still resident) version and
 is answered by `Routed` once the old context takes no new request; requests that run keep their adapter.
 `Tokenise` is answered at once by `Tokenised` or `RequestFailed`.
@@ -46,9 +46,22 @@ class StartServe(Message):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A call that an answer makes of a tool. arguments: JSON, as text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ChatMessage:
+    """One turn. tool_calls: of an assistant; tool_call_id: of a tool, which call it answers."""
+
     role: str
     content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +93,8 @@ class Generate(Message):
     queue_timeout_s: for how long it may wait until its first choice has a slot; it fails then. None: for ever.
     user: with whom its choices wait for slots: users take turns, however many requests each has.
     schema: the JSON schema, as JSON, that the answer's text fits, unless it is cut; None: any text.
+    tools: what the model may call, as JSON: OpenAI's list of tools, which the chat template lays out; None: nothing.
+    must_call: names of tools of which the answer calls one; () if it may do without. one_call: it ends with its first.
     """
 
     request_id: str
@@ -91,6 +106,9 @@ class Generate(Message):
     user: str = ""
     queue_timeout_s: float | None = None
     schema: str | None = None
+    tools: str | None = None
+    must_call: tuple[str, ...] = ()
+    one_call: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,14 +155,24 @@ class Chunk(Message):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Called(Message):
+    """A choice has called a tool; the text of the call is in no chunk."""
+
+    request_id: str
+    choice: int
+    call: ToolCall
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceDone(Message):
     """One finished choice: the record that learning needs.
 
     completion_ids: every sampled token in order, a sampled end-of-sequence token included.
     logprobs: of each of them under the distribution it was sampled from; None where unknown.
     raw_logprobs: of each of them under the full softmax at temperature 1.
-    text: the whole text that the chunks carried.
+    text: the whole text that the chunks carried; where tools were offered, as the model wrote it, calls included.
     seed: the seed that was used.
+    calls: how many calls of tools there were.
     """
 
     request_id: str
@@ -155,6 +183,7 @@ class ChoiceDone(Message):
     raw_logprobs: tuple[float | None, ...]
     text: str
     seed: int
+    calls: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +200,8 @@ class RequestDone(Message):
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFailed(Message):
     """`code` is stable: context_length_exceeded, bad_template, bad_prompt, bad_logit_bias, bad_response_format (also in
-    the middle of an answer), not_resident (a version that was asked for by its number), queue_timeout, engine_error."""
+    the middle of an answer), bad_tools (likewise), tools_not_supported, not_resident (a version that was asked for by
+    its number), queue_timeout, engine_error."""
 
     request_id: str
     code: str

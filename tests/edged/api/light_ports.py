@@ -254,6 +254,7 @@ class LightAnswers:
         self.fails_after: int | None = None
         self.breaks_with: Exception | None = None
         self.finish_reason = "stop"
+        self.calls: list[dict[str, Any]] = []
         self.version = 0
         self.asked: list[Ask] = []
         self.cancelled: list[str] = []
@@ -280,6 +281,8 @@ class LightAnswers:
                         raise Refused(503, "answer_interrupted", "the engine died", retry_after_s=1.0)
                     await asyncio.sleep(self.pause_s)
                     yield Piece(choice=choice, text=word, tokens=(a_token(word),) if ask.logprobs else ())
+                for call in self.calls:
+                    yield Piece(choice=choice, text="", tokens=(), calls=(call,))
                 self._book.record(ask, choice, "".join(self.words), "stop", self.version)
                 self.running.discard(ask.completion_id)
                 yield Ended(choice=choice, finish_reason=self.finish_reason)

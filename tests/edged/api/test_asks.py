@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from edged.api.asks import ChatRequest, TextRequest
 from edged.records import Caller
 from edged.refusal import Refused
+from edged.serve import translation
+from engine import protocol
 
 CALLER = Caller(name="uid:1", scopes=frozenset())
 USER: dict[str, Any] = {"role": "user", "content": "Hello"}
@@ -82,8 +84,6 @@ def test_stop_is_one_string_or_up_to_four() -> None:
 @pytest.mark.parametrize(
     ("field", "neutral", "wanted"),
     [
-        ("tools", [], [{"type": "function"}]),
-        ("tool_choice", "auto", "required"),
         ("modalities", ["text"], ["text", "audio"]),
         ("reasoning_effort", "none", "high"),
     ],
@@ -130,6 +130,82 @@ def test_a_response_format_is_the_schema_that_the_answer_is_held_to(response_for
 )
 def test_a_response_format_that_is_none_is_refused_with_its_place(response_format: Any, param: str) -> None:
     assert refusal(response_format=response_format).param == param
+
+
+LOOK: dict[str, Any] = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+GO: dict[str, Any] = {"type": "function", "function": {"name": "go", "description": "Go.", "strict": True}}
+CHOSEN = {"type": "function", "function": {"name": "go"}}
+SENT_BACK = {"id": "a", "function": {"name": "f", "arguments": ""}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "tools", "must_call"),
+    [
+        ({"tools": []}, None, ()),
+        ({"tools": [LOOK, GO]}, ["look", "go"], ()),
+        ({"tools": [LOOK, GO], "tool_choice": "auto"}, ["look", "go"], ()),
+        ({"tools": [LOOK, GO], "tool_choice": "none"}, None, ()),
+        ({"tools": [LOOK, GO], "tool_choice": "required"}, ["look", "go"], ("look", "go")),
+        (
+            {"tools": [LOOK, GO], "tool_choice": {"type": "function", "function": {"name": "go"}}},
+            ["look", "go"],
+            ("go",),
+        ),
+    ],
+)
+def test_tools_are_offered_and_calls_are_asked_for(
+    fields: Any, tools: list[str] | None, must_call: tuple[str, ...]
+) -> None:
+    ask = chat(**fields).ask("x", CALLER)
+    offered = None if ask.tools is None else json.loads(ask.tools)
+    assert (None if offered is None else [tool["function"]["name"] for tool in offered]) == tools
+    assert ask.must_call == must_call
+    assert ask.shaped_by == ("tool_choice" if must_call else "")
+    if offered is not None:
+        assert offered[0] == LOOK
+        assert offered[1]["function"] == {"name": "go", "description": "Go."}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"tools": [LOOK, LOOK]}, "tools"),
+        ({"tools": [LOOK] * 129}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [LOOK], "tool_choice": CHOSEN}, "tool_choice"),
+        ({"tools": [LOOK], "response_format": {"type": "json_object"}}, "response_format"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0]"),
+        ({"messages": [{"role": "user", "content": "x", "tool_call_id": "a"}]}, "messages[0]"),
+        (
+            {"messages": [{"role": "user", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": ""}}]}]},
+            "messages[0]",
+        ),
+    ],
+)
+def test_mistakes_about_tools_are_refused_with_their_place(fields: dict[str, Any], param: str) -> None:
+    assert refusal(**fields).param == param
+
+
+def test_calls_and_their_results_are_sent_back_as_they_came() -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": '{"at": "x"}'}}
+    ask = chat(
+        messages=[
+            {"role": "user", "content": "Look."},
+            {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None, "annotations": []},
+            {"role": "tool", "content": [{"type": "text", "text": "blue"}], "tool_call_id": "call_1"},
+        ]
+    ).ask("x", CALLER)
+    assert ask.messages == [
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "blue", "tool_call_id": "call_1"},
+    ]
+    turns = translation.generate(ask, 10).messages
+    assert turns is not None
+    assert turns[1].tool_calls == (protocol.ToolCall(id="call_1", name="look", arguments='{"at": "x"}'),)
+    assert turns[2].tool_call_id == "call_1"
 
 
 def test_what_shapes_the_distribution_reaches_the_engine_and_is_named_in_the_record() -> None:
@@ -189,7 +265,7 @@ def test_shapes_beyond_their_bounds_are_refused(fields: dict[str, Any], param: s
         ({"n": 1.5}, "invalid_type", "n"),
         ({"seed": 2**63}, "invalid_value", "seed"),
         ({"messages": []}, "invalid_value", "messages"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "invalid_value", "messages[0].role"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "invalid_value", "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "missing_required_parameter", "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "invalid_value", "messages[0].content"),
         (

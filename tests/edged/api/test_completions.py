@@ -124,6 +124,33 @@ def test_logprobs_of_a_chat_are_shown_token_by_token(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+CALLS = [
+    {"id": f"call_{number}", "type": "function", "function": {"name": "look", "arguments": '{"at": "é"}'}}
+    for number in range(2)
+]
+
+
+@pytest.mark.parametrize("words", [[], ["I look."]])
+def test_calls_of_tools_are_part_of_the_message(tmp_path: Path, words: list[str]) -> None:
+    async def run() -> None:
+        async with serving(tmp_path) as light:
+            light.answers.words, light.answers.calls, light.answers.finish_reason = words, CALLS, "tool_calls"
+            (choice,) = (await light.ask())["choices"]
+            assert choice["message"]["content"] == ("".join(words) or None)
+            assert choice["message"]["tool_calls"] == CALLS
+            assert choice["finish_reason"] == "tool_calls"
+
+            chunks = (await frames(light, **HELLO, n=2))[:-1]
+            for index in range(2):
+                own = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == index]
+                assert "".join(each["delta"].get("content") or "" for each in own) == "".join(words)
+                called = [call for each in own for call in each["delta"].get("tool_calls", ())]
+                assert called == [{"index": number, **call} for number, call in enumerate(CALLS)]
+                assert own[-1]["finish_reason"] == "tool_calls"
+
+    asyncio.run(run())
+
+
 def test_a_text_completion_has_its_older_shape(tmp_path: Path) -> None:
     async def run() -> None:
         async with serving(tmp_path) as light:

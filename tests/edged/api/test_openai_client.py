@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx2
 import openai
+import pydantic
 import pytest
 
 from edged.records import Caller
@@ -45,6 +47,35 @@ def test_it_chats_and_streams(tmp_path: Path, kind: str) -> None:
     texts = [choice.delta.content or "" for chunk in chunks for choice in chunk.choices]
     assert "".join(texts) == "Hello there."
     assert chunks[-1].usage is not None
+
+
+class Point(pydantic.BaseModel):
+    x: int
+    label: str
+
+
+def test_it_parses_an_answer_in_a_form_and_calls_tools(tmp_path: Path) -> None:
+    with serving_in_thread(tmp_path) as light, client_of(light, "unix") as client:
+        light.answers.words = ['{"x":', ' 3,"label":"é"}']
+        parsed = client.chat.completions.parse(model="default", messages=[USER], response_format=Point)
+
+        call = {"id": "call_1", "type": "function", "function": {"name": "Point", "arguments": '{"x":1,"label":""}'}}
+        light.answers.words, light.answers.calls, light.answers.finish_reason = [], [call], "tool_calls"
+        tools = [openai.pydantic_function_tool(Point)]
+        with client.chat.completions.stream(
+            model="default", messages=[USER], tools=tools, tool_choice="required"
+        ) as stream:
+            streamed = stream.get_final_completion()
+
+    assert parsed.choices[0].message.parsed == Point(x=3, label="é")
+    schema, tools_text = light.answers.asked[0].schema, light.answers.asked[1].tools
+    assert schema is not None
+    assert tools_text is not None
+    assert json.loads(schema)["required"] == ["x", "label"]
+    assert json.loads(tools_text)[0]["function"]["parameters"]["required"] == ["x", "label"]
+    assert light.answers.asked[1].must_call == ("Point",)
+    (called,) = streamed.choices[0].message.tool_calls or ()
+    assert called.function.parsed_arguments == Point(x=1, label="")
 
 
 def test_it_completes_text(tmp_path: Path) -> None:

@@ -36,8 +36,6 @@ WANTED: dict[str, Any] = {
     "moderation": {"model": "omni-moderation-latest"},
     "reasoning_effort": "high",
     "suffix": "the end",
-    "tool_choice": {"type": "function", "function": {"name": "f"}},
-    "tools": [{"type": "function", "function": {"name": "f"}}],
     "verbosity": "low",
     "web_search_options": {},
 }

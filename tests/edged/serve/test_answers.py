@@ -415,6 +415,41 @@ def test_a_schema_that_cannot_be_held_is_the_clients_mistake() -> None:
     run(scenario)
 
 
+def test_a_call_of_a_tool_goes_out_as_it_comes_and_is_why_the_answer_ended() -> None:
+    async def scenario() -> None:
+        serve = Serve()
+        reader = serve.read(ask(tools="[]", must_call=("look",), one_call=True))
+        await serve.settle()
+        asked = serve.engine.asked[0]
+        assert (asked.tools, asked.must_call, asked.one_call) == ("[]", ("look",), True)
+        call = protocol.ToolCall(id="call_1", name="look", arguments="{}")
+        serve.says(begun(), protocol.Called(request_id="c1", choice=0, call=call))
+        serve.says(choice_done(text="<tool_call>", calls=1), request_done())
+        events = await reader.end()
+        entry = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+        assert events[1:3] == [
+            Piece(choice=0, text="", tokens=(), calls=(entry,)),
+            Ended(choice=0, finish_reason="tool_calls"),
+        ]
+        (episode,) = serve.disk.episodes
+        assert (episode.finish_reason, episode.text, episode.shaped_by) == ("stop", "<tool_call>", "tool_choice")
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("code", ["bad_tools", "tools_not_supported"])
+def test_tools_that_cannot_be_offered_are_the_clients_mistake(code: str) -> None:
+    async def scenario() -> None:
+        serve = Serve()
+        reader = serve.read(ask(tools="[]"))
+        await serve.settle()
+        serve.says(protocol.RequestFailed(request_id="c1", code=code, message="no"))
+        refused = await reader.refusal()
+        assert (refused.status, refused.code, refused.param) == (400, code, "tools")
+
+    run(scenario)
+
+
 def test_messages_of_other_jobs_are_left_to_them() -> None:
     async def scenario() -> None:
         serve = Serve()

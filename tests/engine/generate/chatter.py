@@ -79,7 +79,7 @@ def vocabulary() -> list[str]:
     return [*byte_symbols(), *("".join(pair) for pair in MERGES), *SPECIAL]
 
 
-def write_chatter(root: Path) -> Chatter:
+def write_chatter(root: Path, template: str = TEMPLATE) -> Chatter:
     """The model in both forms, below `root`."""
     tokens = vocabulary()
     first_special = len(tokens) - len(SPECIAL)
@@ -102,16 +102,16 @@ def write_chatter(root: Path) -> Chatter:
     model.generation_config.eos_token_id = [end, first_special]  # llama.cpp knows the second one by its text
     folder = root / "model"
     model.save_pretrained(folder)
-    write_tokenizer(folder, tokens)
+    write_tokenizer(folder, tokens, template)
     file = root / "model.gguf"
-    write_family_gguf(file, model, add_tokenizer=lambda writer: _add_tokenizer(writer, tokens, end))
+    write_family_gguf(file, model, add_tokenizer=lambda writer: _add_tokenizer(writer, tokens, end, template))
     shape = BaseShape(
         arch="llama", n_layers=3, n_embd=32, n_heads=4, n_kv_heads=2, head_dim=8, n_ff=48, n_vocab=len(tokens)
     )
     return Chatter(folder, file, shape, end)
 
 
-def write_tokenizer(folder: Path, tokens: list[str]) -> None:
+def write_tokenizer(folder: Path, tokens: list[str], template: str = TEMPLATE) -> None:
     """`tokenizer.json` and `tokenizer_config.json` of a byte-level vocabulary."""
     plain = tokens[: -len(SPECIAL)]
     tokenizer = Tokenizer(BPE(vocab={token: number for number, token in enumerate(plain)}, merges=list(MERGES)))
@@ -125,12 +125,12 @@ def write_tokenizer(folder: Path, tokens: list[str]) -> None:
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": "<|endoftext|>",
         "eos_token": "<|im_end|>",
-        "chat_template": TEMPLATE,
+        "chat_template": template,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter, tokens: list[str], end: int) -> None:
+def _add_tokenizer(writer: gguf.GGUFWriter, tokens: list[str], end: int, template: str) -> None:
     n_plain = len(tokens) - len(SPECIAL)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
@@ -140,4 +140,4 @@ def _add_tokenizer(writer: gguf.GGUFWriter, tokens: list[str], end: int) -> None
     writer.add_bos_token_id(n_plain)
     writer.add_eos_token_id(end)
     writer.add_add_bos_token(False)
-    writer.add_chat_template(TEMPLATE)
+    writer.add_chat_template(template)

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from engine.generate import constraint as module
 from engine.generate.constraint import Constraint, Constraints
+from engine.generate.keywords import BadSchema
 from engine.generate.llamacpp import Model
 from engine.generate.sampling import ConstraintFailed
-from engine.generate.schema import BadSchema, grammar_of
+from engine.generate.schema import grammar_of
 from tests.engine.generate.chatter import Chatter, write_chatter
 from tests.engine.generate.json_schemas import RECURSIVE, Drawn, fits, schemas
 

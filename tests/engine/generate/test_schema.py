@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import datetime
+import enum
 import json
 import random
 import time
-from typing import Any
+import uuid
+from typing import Any, Literal
 
+import pydantic
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from openai.lib._pydantic import to_strict_json_schema
 
-from engine.generate.schema import ANY_OBJECT, SCHEMA_CHARS_MAX, BadSchema, grammar_of
+from engine.generate.keywords import BadSchema
+from engine.generate.schema import SCHEMA_CHARS_MAX, Framed, grammar_of, grammar_of_any
 from tests.engine.generate.json_schemas import RECURSIVE, Drawn, fits, schemas
 
 
@@ -43,12 +48,48 @@ def test_every_text_of_the_grammar_is_json_that_validates(schema: Any, seed: int
         assert fits(json.loads(text), schema), text
 
 
-@pytest.mark.parametrize("schema", [RECURSIVE, json.loads(ANY_OBJECT), True, {"items": {"type": "integer"}}])
+@pytest.mark.parametrize("schema", [RECURSIVE, {"type": "object"}, True, {"items": {"type": "integer"}}])
 def test_schemas_without_an_end_have_answers_with_one(schema: Any) -> None:
     drawn, source = Drawn(grammar_of(json.dumps(schema))), random.Random(5)
     for _ in range(30):
         text = drawn.text(source)
         assert fits(json.loads(text), schema), text
+
+
+class Kind(enum.Enum):
+    CAT = "cat"
+    DOG = "dög"
+
+
+class Cat(pydantic.BaseModel):
+    kind: Literal["cat"]
+    lives: int = pydantic.Field(ge=1, le=9, description="left")
+
+
+class Dog(pydantic.BaseModel):
+    kind: Literal["dog"]
+    friends: list[Cat | Dog]
+
+
+class Report(pydantic.BaseModel):
+    name: str = pydantic.Field(min_length=1, max_length=20)
+    kind: Kind
+    pet: Cat | Dog = pydantic.Field(discriminator="kind")
+    at: datetime.datetime | None
+    day: datetime.date
+    id: uuid.UUID
+    share: float = pydantic.Field(ge=0, lt=1)
+    counts: dict[str, int]
+    pair: tuple[int, str]
+    tags: list[str] = pydantic.Field(default=[], max_length=3)
+
+
+@pytest.mark.parametrize("is_strict", [True, False])
+def test_the_schemas_that_pydantic_writes_are_held(is_strict: bool) -> None:
+    schema = to_strict_json_schema(Cat) if is_strict else Report.model_json_schema()
+    drawn, source = Drawn(grammar_of(json.dumps(schema))), random.Random(2)
+    for _ in range(30):
+        (Cat if is_strict else Report).model_validate_json(drawn.text(source))
 
 
 def test_dates_exist() -> None:
@@ -57,9 +98,15 @@ def test_dates_exist() -> None:
         datetime.datetime.fromisoformat(json.loads(drawn.text(source)))
 
 
-def test_text_around_the_json_is_part_of_the_grammar() -> None:
-    text = Drawn(grammar_of('{"const":1}', before="<call>\n", after="\n</call>")).text(random.Random(1))
-    assert text == "<call>\n1\n</call>"
+def test_json_in_a_frame_refers_into_its_own_schema() -> None:
+    told = [json.dumps({"$defs": {"a": {"const": value}}, "$ref": "#/$defs/a"}) for value in (1, 2)]
+    drawn = Drawn(grammar_of_any([Framed(f"<{n}>\n", each, "</>", of="") for n, each in enumerate(told)]))
+    assert {drawn.text(random.Random(seed)) for seed in range(30)} == {"<0>\n1</>", "<1>\n2</>"}
+
+
+def test_a_mistake_in_one_of_many_is_told_with_what_it_is_of() -> None:
+    with pytest.raises(BadSchema, match=r"^tool look: #: 'not' is not supported"):
+        grammar_of_any([Framed("", "{}", "", of="tool see"), Framed("", '{"not":{}}', "", of="tool look")])
 
 
 @pytest.mark.parametrize(
