@@ -22,7 +22,7 @@ from edged.learn.folders import Folders
 from edged.learn.forgetting import forget_removed
 from edged.learn.importing import Importer
 from edged.learn.learner import Learner
-from edged.learn.pacing import Pacing
+from edged.learn.pacing import Activity, Pacing
 from edged.learn.proving import Prover
 from edged.learn.reference import Reference
 from edged.learn.scoring import Scorer
@@ -181,7 +181,7 @@ class LearningParts:
         self._trainer = Trainer(self._train_worker, start_timeout_s=learn.start_timeout_s, on_progress=self._progressed)
         self.pacing = Pacing(
             self._train_worker,
-            is_training=lambda: self._trainer.is_working,
+            activity=self._training_activity,
             targets=lambda: resolved.pace_targets(self._settings()),
         )
         self._prover = Prover(
@@ -271,6 +271,11 @@ class LearningParts:
     async def _start_train(self) -> protocol.Message:
         cache = str(self._state_folder / "cache")
         return resolved.start_train(self._settings(), self._model, cache, self._placing.training)
+
+    def _training_activity(self) -> Activity:
+        if self._train_worker.state.phase == "starting":
+            return "starting"
+        return "training" if self._trainer.is_working else "idle"
 
     def _train_ready(self, ready: protocol.Ready) -> None:
         self._trainer.ready()

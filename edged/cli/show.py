@@ -63,6 +63,7 @@ def status_text(status: dict[str, Any]) -> str:
         ["learner", learner_text(learner)],
         *_learner_rows(learner),
         ["serving", f"{serve.get('active', 0)} running, {serve.get('queued', 0)} waiting"],
+        *_ttft_rows(serve.get("ttft", {})),
         [
             "store",
             f"{store.get('episodes', 0)} episodes, {store.get('feedback', 0)} feedback rows, "
@@ -119,6 +120,18 @@ def _learner_rows(learner: dict[str, Any]) -> list[list[str]]:
         figures = (f"{name} {value:.3g}" for name, value in calibration.items() if isinstance(value, float))
         rows.append(["- calibration", f"measured: {', '.join(figures)}"])
     return rows
+
+
+def _ttft_rows(ttft: dict[str, Any]) -> list[list[str]]:
+    """How long first tokens take, and what training costs them."""
+    if ttft.get("idle_s") is None:
+        return []
+    text = f"after {ttft['idle_s']:.2f} s"
+    if ttft.get("inflation") is not None:
+        text += f"; {ttft['inflation']:.2f} times as long while training, to be held to {ttft['target']:g}"
+        if ttft["share"] < 1.0:
+            text += f": it has {ttft['share']:.0%} of the time while somebody waits"
+    return [["first token", text]]
 
 
 def _practice_rows(practice: dict[str, Any]) -> list[list[str]]:

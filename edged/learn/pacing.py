@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Protocol
+from typing import Literal, Protocol
 
 from edged.learn import pace
 from edged.learn.pace import Targets
@@ -21,6 +21,9 @@ log = logging.getLogger(__name__)
 
 QUIET_AFTER_S = 2.5  # without a report: they come once a second while answers run
 SMALLEST_CHANGE = 1e-3
+
+# Of the train worker. While it starts it loads the box and cannot rest, so nothing is concluded from that time.
+Activity = Literal["idle", "starting", "training"]
 
 
 class PacedTrainer(Protocol):
@@ -36,13 +39,13 @@ class Pacing:
     """Lives on the event loop. share: what the trainer was told last."""
 
     def __init__(
-        self, worker: PacedTrainer, *, is_training: Callable[[], bool], targets: Callable[[], Targets]
+        self, worker: PacedTrainer, *, activity: Callable[[], Activity], targets: Callable[[], Targets]
     ) -> None:
         self._worker = worker
-        self._is_training = is_training
+        self._activity = activity
         self._targets = targets
         self._pace = pace.Pace()
-        self._was_training = False
+        self._reported: Activity = "idle"
         self._somebody_waits = False
         self._quiet: asyncio.TimerHandle | None = None
         self._training_s: float | None = None
@@ -52,10 +55,12 @@ class Pacing:
         """Take a report of the serve worker; False if it is none."""
         if not isinstance(message, protocol.Decoding):
             return False
-        is_training = self._is_training()
-        if is_training == self._was_training:  # else what is reported is of both kinds
-            self._observe(message, is_training)
-        self._was_training = is_training
+        activity = self._activity()
+        if (
+            activity == self._reported and activity != "starting"
+        ):  # else what is reported is of two kinds, or of neither
+            self._observe(message, activity == "training")
+        self._reported = activity
         self._wait_for_quiet()
         self._tell()
         return True
@@ -108,7 +113,7 @@ class Pacing:
         share = pace.allowed(
             self._pace,
             answers_run=self._quiet is not None,
-            somebody_waits=self._somebody_waits and self._is_training(),
+            somebody_waits=self._somebody_waits and self._activity() == "training",
         )
         if abs(share - self.share) < SMALLEST_CHANGE or not self._worker.is_ready:
             return

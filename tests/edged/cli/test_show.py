@@ -49,6 +49,15 @@ def test_the_learner_shows_its_progress_and_what_it_waits_for() -> None:
     assert show.learner_text(waiting) == "waiting for contrast, 0 updates, 4 more ratings until the next update"
 
 
+def test_the_wait_for_a_first_token_is_shown_with_what_training_costs_it() -> None:
+    known = {"idle_s": 0.21, "training_s": None, "inflation": None, "target": 1.3, "share": 1.0}
+    assert "first token  after 0.21 s\n" in show.status_text({"serve": {"ttft": known}}) + "\n"
+    late = {**known, "training_s": 0.4, "inflation": 1.75, "share": 0.25}
+    text = show.status_text({"serve": {"ttft": late}})
+    assert "1.75 times as long while training, to be held to 1.3: it has 25% of the time while somebody waits" in text
+    assert "first token" not in show.status_text({"serve": {"ttft": {**known, "idle_s": None}}})
+
+
 def test_practice_is_shown_where_there_is_some_with_what_its_judge_is_worth() -> None:
     practice = {"state": "waiting", "why": "people are served", "rounds": 2, "answers": 8, "judged": 7, "updates": 1}
     line = "waiting (people are served), 2 rounds, 7 of 8 answers judged, 1 updates"

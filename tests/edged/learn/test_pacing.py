@@ -10,7 +10,7 @@ import pytest
 from edged.learn import pacing
 from edged.learn.first_tokens import QUIET_MIN, TRAINING_MIN
 from edged.learn.pace import Targets
-from edged.learn.pacing import Pacing
+from edged.learn.pacing import Activity, Pacing
 from engine import protocol
 
 QUIET = protocol.Decoding(gaps=(protocol.Gap(answers=1, steps=50, seconds=0.5),))
@@ -22,7 +22,7 @@ class Trainer:
 
     def __init__(self) -> None:
         self.is_ready = True
-        self.is_training = False
+        self.activity: Activity = "idle"
         self.told: list[float] = []
 
     def send(self, message: protocol.Message) -> None:
@@ -34,7 +34,7 @@ def with_pacing(scenario: Callable[[Trainer, Pacing], Awaitable[None]]) -> None:
     async def run() -> None:
         trainer = Trainer()
         targets = Targets(min_share=0.1, ttft_inflation=1.3)
-        await scenario(trainer, Pacing(trainer, is_training=lambda: trainer.is_training, targets=lambda: targets))
+        await scenario(trainer, Pacing(trainer, activity=lambda: trainer.activity, targets=lambda: targets))
 
     asyncio.run(run())
 
@@ -42,7 +42,7 @@ def with_pacing(scenario: Callable[[Trainer, Pacing], Awaitable[None]]) -> None:
 def slow_down(trainer: Trainer, paced: Pacing, reports: int) -> None:
     """Quiet gaps, then some reports of slow ones while it trains; the first is of both kinds."""
     paced.received(QUIET)
-    trainer.is_training = True
+    trainer.activity = "training"
     for _ in range(reports + 1):
         paced.received(SLOW)
 
@@ -71,7 +71,7 @@ def test_it_has_all_of_the_time_once_nobody_asks_and_its_share_again_when_somebo
         async with asyncio.timeout(20):
             while trainer.told[-1] != 1.0:
                 await asyncio.sleep(0.005)
-        trainer.is_training = False
+        trainer.activity = "idle"
         paced.received(QUIET)
         assert trainer.told == [0.5, 0.25, 1.0, 0.25]
 
@@ -107,7 +107,7 @@ def firsts(seconds: float, number: int) -> protocol.Decoding:
 def test_a_trainer_that_makes_first_tokens_late_rests_while_somebody_waits_for_one() -> None:
     async def scenario(trainer: Trainer, paced: Pacing) -> None:
         paced.received(firsts(0.2, QUIET_MIN))
-        trainer.is_training = True
+        trainer.activity = "training"
         paced.waiting(1)
         paced.waiting(0)
         assert trainer.told == [], "nothing shows that it is needed"
@@ -126,12 +126,24 @@ def test_a_trainer_that_makes_first_tokens_late_rests_while_somebody_waits_for_o
 def test_a_trainer_that_has_nothing_to_do_is_not_told_of_every_request() -> None:
     async def scenario(trainer: Trainer, paced: Pacing) -> None:
         paced.received(firsts(0.2, QUIET_MIN))
-        trainer.is_training = True
+        trainer.activity = "training"
         paced.received(QUIET)
         paced.received(firsts(0.5, TRAINING_MIN))
-        trainer.is_training = False
+        trainer.activity = "idle"
         for requests in (1, 0):
             paced.waiting(requests)
         assert trainer.told == []
+
+    with_pacing(scenario)
+
+
+def test_what_a_trainer_costs_while_it_starts_is_neither_usual_nor_what_training_costs() -> None:
+    async def scenario(trainer: Trainer, paced: Pacing) -> None:
+        paced.received(firsts(0.2, QUIET_MIN))
+        trainer.activity = "starting"
+        for _ in range(3):
+            paced.received(firsts(0.9, TRAINING_MIN))
+        shown = paced.first_tokens()
+        assert (shown.idle_s, shown.training_s, shown.inflation, shown.share) == (0.2, None, None, 1.0)
 
     with_pacing(scenario)
