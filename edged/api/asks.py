@@ -70,10 +70,15 @@ def _prompt_text(value: Any) -> Any:
     raise unsupported("a prompt is text here; token ids are not taken")
 
 
+TEXT_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
 Content = Annotated[
     str,
     BeforeValidator(_content_text),
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": TEXT_PART}]}),
 ]
 StopText = Annotated[str, StringConstraints(min_length=1, max_length=512)]
 Stop = Annotated[list[StopText], BeforeValidator(_stop_list), Field(max_length=STOP_MAX)]
