@@ -72,4 +72,6 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter("web_search_options", "chat", "without"),
 )
 
-IDLE = frozenset(parameter.name for parameter in PARAMETERS if parameter.decision == "idle")
+# What extensions of other clients name a conversation with; it says nothing of the answer.
+CONVERSATION_NAMES = frozenset({"chat_id", "session_id"})
+IDLE = frozenset(parameter.name for parameter in PARAMETERS if parameter.decision == "idle") | CONVERSATION_NAMES
