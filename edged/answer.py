@@ -115,3 +115,9 @@ AnswerEvent = Started | Piece | Ended | Usage
 def fingerprint_of(base_sha256: str, version: int) -> str:
     """OpenAI's `system_fingerprint`: the base model, and the adapter version that answered."""
     return f"edged-{base_sha256[:8]}-v{version}"
+
+
+def shown_reason(finish_reason: str, *, n_calls: int) -> str:
+    """OpenAI's `finish_reason`: an answer that stopped by itself after a call of a tool wants to be told what came of
+    it."""
+    return "tool_calls" if n_calls and finish_reason == "stop" else finish_reason

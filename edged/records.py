@@ -71,6 +71,23 @@ class Episode:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ShownCalls:
+    """What a reader was shown of an answer that calls tools: its text without the calls, and the calls as OpenAI's
+    messages have them. The episode has it all as the model wrote it."""
+
+    text: str
+    calls: tuple[dict[str, Any], ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StoredChoice:
+    """A choice of a stored completion; `shown` if it calls tools."""
+
+    episode: Episode
+    shown: ShownCalls | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class NewFeedback:
     """A checked rating as it comes in. `rating` in [-1, 1]; None where there is only a correction."""
 

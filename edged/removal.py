@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
-from edged.records import Caller, Episode, EpisodeOrigin, EpisodeScore, Feedback
+from edged.records import Caller, Episode, EpisodeOrigin, EpisodeScore, Feedback, StoredChoice
 
 
 class Book(Protocol):
@@ -35,7 +35,7 @@ class RecordedAnswers:
 class CompletionBook(Protocol):
     """The store's side of stored completions (`edged.store.completions`)."""
 
-    async def get(self, completion_id: str, *, caller: str | None) -> list[Episode]: ...
+    async def get(self, completion_id: str, *, caller: str | None) -> list[StoredChoice]: ...
 
     async def page(
         self,
@@ -46,7 +46,7 @@ class CompletionBook(Protocol):
         newest_first: bool,
         model: str | None,
         metadata: Mapping[str, str],
-    ) -> tuple[list[list[Episode]], bool]: ...
+    ) -> tuple[list[list[StoredChoice]], bool]: ...
 
     async def set_metadata(self, completion_id: str, metadata: Mapping[str, str]) -> None: ...
 

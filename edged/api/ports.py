@@ -24,6 +24,7 @@ from edged.records import (
     NewFeedback,
     Preference,
     Scope,
+    StoredChoice,
     Update,
 )
 from edged.refusal import Refused
@@ -107,7 +108,7 @@ class EpisodeBook(Protocol):
 class CompletionBook(Protocol):
     """Stored completions, each as its choices. `caller` None: of anybody, else only of this name."""
 
-    async def get(self, completion_id: str, *, caller: str | None) -> list[Episode]:
+    async def get(self, completion_id: str, *, caller: str | None) -> list[StoredChoice]:
         """The choices in order; none if there is no such completion to be shown."""
         ...
 
@@ -120,7 +121,7 @@ class CompletionBook(Protocol):
         newest_first: bool,
         model: str | None,
         metadata: Mapping[str, str],
-    ) -> tuple[list[list[Episode]], bool]:
+    ) -> tuple[list[list[StoredChoice]], bool]:
         """Those of `model` with all pairs of `metadata`, and whether there are more. Raises Refused 404 if `after`
         names none."""
         ...

@@ -16,14 +16,14 @@ from fastapi import APIRouter, Depends, Query, Request
 from pydantic import model_validator
 from pydantic_core import PydanticCustomError
 
-from edged.answer import fingerprint_of
+from edged.answer import fingerprint_of, shown_reason
 from edged.api.access import Access, check_scope
 from edged.api.asks import OUR_METADATA, Metadata
 from edged.api.bodies import Body, describe, json_body, mistake
 from edged.api.chunks import ChatShape
 from edged.api.feedback import idempotency_key, rating_number, refuse_while_running
 from edged.api.ports import Answers, CompletionBook, Control, FeedbackBook
-from edged.records import Caller, Episode, NewFeedback
+from edged.records import Caller, Episode, NewFeedback, StoredChoice
 from edged.refusal import Refused
 
 PATH = "/v1/chat/completions"
@@ -62,11 +62,11 @@ class MetadataRequest(Body):
     def rating_text(self) -> str | None:
         return self.metadata.get(RATING_KEY)
 
-    def rating(self, choices: Sequence[Episode], caller: Caller) -> NewFeedback | None:
+    def rating(self, choices: Sequence[StoredChoice], caller: Caller) -> NewFeedback | None:
         """The rating that this says of a completion, if it says a new one. Raises Refused 400 where it is not clear
         which answer is meant."""
-        text = self.rating_text
-        if text is None or text == choices[0].metadata.get(RATING_KEY):
+        text, first = self.rating_text, choices[0].episode
+        if text is None or text == first.metadata.get(RATING_KEY):
             return None
         if len(choices) > 1:
             raise Refused(
@@ -76,8 +76,8 @@ class MetadataRequest(Body):
                 param=_param(RATING_KEY),
             )
         return NewFeedback(
-            completion_id=choices[0].completion_id,
-            choice=choices[0].choice,
+            completion_id=first.completion_id,
+            choice=first.choice,
             rating=_rating_of(text),
             correction=None,
             reason=None,
@@ -96,7 +96,7 @@ def stored_routes(
     may_infer = Depends(access.require("infer"))
     metadata_body = Depends(json_body(MetadataRequest))
 
-    async def find(completion_id: str, caller: Caller) -> list[Episode]:
+    async def find(completion_id: str, caller: Caller) -> list[StoredChoice]:
         refuse_while_running(answers, completion_id)
         choices = await book.get(completion_id, caller=_sees(caller))
         if not choices:
@@ -120,7 +120,7 @@ def stored_routes(
             model=control.model_id() if model == "default" else model,
             metadata=metadata_asked(request.query_params.multi_items()),
         )
-        whole = [choices for choices in found if not answers.is_running(choices[0].completion_id)]
+        whole = [choices for choices in found if not answers.is_running(choices[0].episode.completion_id)]
         return _page([completion_object(choices) for choices in whole], has_more)
 
     @router.get(PATH + "/{completion_id}", summary="Show a stored completion")
@@ -131,7 +131,7 @@ def stored_routes(
     async def messages(
         completion_id: str, caller: Caller = may_infer, after: After = None, limit: Limit = 20, order: Order = "asc"
     ) -> dict[str, Any]:
-        asked = message_objects((await find(completion_id, caller))[0])
+        asked = message_objects((await find(completion_id, caller))[0].episode)
         return _page(*page_of(asked if order == "asc" else asked[::-1], after, limit))
 
     @router.post(PATH + "/{completion_id}", summary="Change its metadata, and rate it thereby",
@@ -176,16 +176,16 @@ def metadata_asked(query: Sequence[tuple[str, str]]) -> dict[str, str]:
     return {match[1]: value for match, value in found if match is not None}
 
 
-def completion_object(choices: Sequence[Episode]) -> dict[str, Any]:
+def completion_object(choices: Sequence[StoredChoice]) -> dict[str, Any]:
     """A recorded completion as it was answered, with what was asked of it. Its logprobs stay in the store."""
-    first, shape = choices[0], ChatShape()
-    n_prompt, n_answered = len(first.prompt_ids), sum(len(choice.completion_ids) for choice in choices)
+    first = choices[0].episode
+    n_prompt, n_answered = len(first.prompt_ids), sum(len(choice.episode.completion_ids) for choice in choices)
     return {
         "id": first.completion_id,
-        "object": shape.whole_object,
+        "object": ChatShape.whole_object,
         "created": int(first.created_at),
         "model": first.model,
-        "choices": [shape.choice(choice.choice, choice.text, None, choice.finish_reason) for choice in choices],
+        "choices": [choice_object(choice) for choice in choices],
         "usage": {
             "prompt_tokens": n_prompt,
             "completion_tokens": n_answered,
@@ -198,6 +198,15 @@ def completion_object(choices: Sequence[Episode]) -> dict[str, Any]:
         "seed": first.seed,
         "input_user": first.user,
     }
+
+
+def choice_object(choice: StoredChoice) -> dict[str, Any]:
+    """A choice as it was answered."""
+    episode, shown = choice.episode, choice.shown
+    if shown is None:
+        return ChatShape().choice(episode.choice, episode.text, None, episode.finish_reason)
+    reason = shown_reason(episode.finish_reason, n_calls=len(shown.calls))
+    return ChatShape().choice(episode.choice, shown.text, None, reason, shown.calls)
 
 
 def message_objects(answer: Episode) -> list[dict[str, Any]]:

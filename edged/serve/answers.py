@@ -15,8 +15,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
 
-from edged.answer import AnswerEvent, Ask, Ended, Piece, Started, Usage, fingerprint_of
-from edged.records import Episode
+from edged.answer import AnswerEvent, Ask, Ended, Piece, Started, Usage, fingerprint_of, shown_reason
+from edged.records import Episode, ShownCalls
 from edged.refusal import Refused
 from edged.serve import admission, translation
 from edged.serve.delivery import Delivery, Lost
@@ -40,8 +40,8 @@ class Engine(Protocol):
 class EpisodeSink(Protocol):
     """Where finished choices are recorded."""
 
-    async def add(self, episode: Episode, *, store: bool = False) -> int:
-        """The id of the episode, once it is on disk. store: as of `Ask`."""
+    async def add(self, episode: Episode, *, store: bool = False, shown: ShownCalls | None = None) -> int:
+        """The id of the episode, once it is on disk. store: as of `Ask`; shown: if so, and it calls tools."""
         ...
 
 
@@ -318,11 +318,18 @@ class Answers:
             )
             for choice in choices
         ]
-        ids = await asyncio.gather(*(self._episodes.add(episode, store=answer.ask.store) for episode in episodes))
+        ids = await asyncio.gather(
+            *(
+                self._episodes.add(episode, store=answer.ask.store, shown=answer.shown_calls(episode.choice))
+                for episode in episodes
+            )
+        )
         self._start(answer)
         for episode_id, episode, choice in zip(ids, episodes, choices, strict=True):
             self._on_episode(episode_id, episode)
-            answer.tell(Ended(choice=choice.choice, finish_reason=_shown_reason(choice)))
+            answer.tell(
+                Ended(choice=choice.choice, finish_reason=shown_reason(choice.finish_reason, n_calls=choice.calls))
+            )
 
     def _start(self, answer: Delivery) -> None:
         if not answer.started:
@@ -345,11 +352,6 @@ class Answers:
             )
         )
         answer.let_out()
-
-
-def _shown_reason(choice: protocol.ChoiceDone) -> str:
-    """An answer that stopped by itself after a call of a tool wants to be told what came of it."""
-    return "tool_calls" if choice.calls and choice.finish_reason == "stop" else choice.finish_reason
 
 
 def _is_mistake(error: BaseException) -> bool:

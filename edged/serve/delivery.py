@@ -9,7 +9,8 @@ import asyncio
 import dataclasses
 import time
 
-from edged.answer import AnswerEvent, Ask
+from edged.answer import AnswerEvent, Ask, Piece
+from edged.records import ShownCalls
 from engine import protocol
 
 
@@ -37,6 +38,7 @@ class Delivery:
         self.whole: list[protocol.ChoiceDone] = []
         self.held: list[AnswerEvent] = []
         self.abandoned = False
+        self._shown: dict[int, ShownCalls] = {}
 
     def waits_no_longer_than(self, queue_timeout_s: float) -> float | None:
         """Seconds for which it may still wait for a slot, 0 at least; None once it has had one.
@@ -56,10 +58,18 @@ class Delivery:
 
     def tell(self, event: AnswerEvent) -> None:
         """Pass an event on, at once or at the end."""
+        if isinstance(event, Piece) and self.ask.store and self.ask.tools is not None:
+            before = self._shown.get(event.choice, ShownCalls(text="", calls=()))
+            self._shown[event.choice] = ShownCalls(text=before.text + event.text, calls=before.calls + event.calls)
         if self.ask.stream:
             self.events.put_nowait(event)
         else:
             self.held.append(event)
+
+    def shown_calls(self, choice: int) -> ShownCalls | None:
+        """How a choice that calls tools is shown, for one who wants to find it again; else None."""
+        shown = self._shown.get(choice)
+        return shown if shown is not None and shown.calls else None
 
     def let_out(self) -> None:
         """The answer is whole: everything that was held back goes out."""
@@ -72,3 +82,4 @@ class Delivery:
         self.started = False
         self.whole.clear()
         self.held.clear()
+        self._shown.clear()

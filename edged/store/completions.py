@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 import apsw
 
-from edged.records import Caller, Episode
+from edged.records import Caller, ShownCalls, StoredChoice
 from edged.refusal import Refused
 from edged.store import audit, blobs, episodes
 from edged.store.database import Database
@@ -34,7 +34,7 @@ class StoredCompletions:
         self._tally = tally
         self._clock = clock
 
-    async def get(self, completion_id: str, *, caller: str | None) -> list[Episode]:
+    async def get(self, completion_id: str, *, caller: str | None) -> list[StoredChoice]:
         """The choices; none if there is no such completion to be shown."""
         return await self._database.read(lambda connection: _choices(connection, completion_id, caller))
 
@@ -47,7 +47,7 @@ class StoredCompletions:
         newest_first: bool,
         model: str | None,
         metadata: Mapping[str, str],
-    ) -> tuple[list[list[Episode]], bool]:
+    ) -> tuple[list[list[StoredChoice]], bool]:
         """Completions in the order in which they were recorded, and whether there are more.
 
         Args:
@@ -64,7 +64,7 @@ class StoredCompletions:
             f" ORDER BY s.episode_id {order} LIMIT ?5"
         )
 
-        def read(connection: apsw.Connection) -> tuple[list[list[Episode]], bool]:
+        def read(connection: apsw.Connection) -> tuple[list[list[StoredChoice]], bool]:
             place = None if after is None else _place(connection, after, caller)
             values: Row = (caller, model, place, blobs.to_json(dict(metadata)), limit + 1)
             ids = [row[0] for row in all_rows(connection, query, values)]
@@ -95,12 +95,19 @@ class StoredCompletions:
         return removed
 
 
-def _choices(connection: apsw.Connection, completion_id: str, caller: str | None) -> list[Episode]:
+def _choices(connection: apsw.Connection, completion_id: str, caller: str | None) -> list[StoredChoice]:
     query = (
-        f"SELECT {episodes.COLUMNS} FROM episodes AS e WHERE e.completion_id = ?2"
+        f"SELECT shown.text, shown.calls, {episodes.COLUMNS} FROM episodes AS e"
+        " LEFT JOIN shown ON shown.episode_id = e.id WHERE e.completion_id = ?2"
         f" AND EXISTS (SELECT 1{_SHOWN} AND head.completion_id = ?2) ORDER BY e.choice"
     )
-    return [episodes.to_episode(row) for row in all_rows(connection, query, (caller, completion_id))]
+    return [_to_choice(row) for row in all_rows(connection, query, (caller, completion_id))]
+
+
+def _to_choice(row: Row) -> StoredChoice:
+    text, calls, *columns = row
+    shown = None if calls is None else ShownCalls(text=text, calls=tuple(blobs.from_json(calls)))
+    return StoredChoice(episode=episodes.to_episode(tuple(columns)), shown=shown)
 
 
 def _place(connection: apsw.Connection, completion_id: str, caller: str | None) -> int:

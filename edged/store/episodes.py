@@ -9,7 +9,7 @@ from typing import Literal
 
 import apsw
 
-from edged.records import Caller, Episode, EpisodeOrigin, EpisodeScore, Feedback
+from edged.records import Caller, Episode, EpisodeOrigin, EpisodeScore, Feedback, ShownCalls
 from edged.store import audit, blobs, feedback, superseding
 from edged.store.database import Database
 from edged.store.rows import SHAPED_BY, Row, all_rows
@@ -48,10 +48,11 @@ class Episodes:
         """Episodes of users in the store. No I/O."""
         return self._tally.episodes
 
-    async def add(self, episode: Episode, *, store: bool = False) -> int:
+    async def add(self, episode: Episode, *, store: bool = False, shown: ShownCalls | None = None) -> int:
         """Store an episode and return its id; the id in `episode` is ignored. Ids rise and are never used twice.
 
         store: its completion can be found again (`edged.store.completions`); the same for all of its choices.
+        shown: if so, and it calls tools: how it was shown.
         Raises StoreError if this choice of this completion is stored already.
         """
         values = to_row(episode)
@@ -66,6 +67,11 @@ class Episodes:
                     "INSERT INTO stored (episode_id) SELECT ?1 WHERE NOT EXISTS (SELECT 1 FROM stored AS s"
                     " JOIN episodes AS e ON e.id = s.episode_id WHERE e.completion_id = ?2)",
                     (episode_id, episode.completion_id),
+                )
+            if store and shown is not None:
+                connection.execute(
+                    "INSERT INTO shown (episode_id, text, calls) VALUES (?, ?, ?)",
+                    (episode_id, shown.text, blobs.to_json(shown.calls)),
                 )
             return episode_id
 

@@ -12,6 +12,7 @@ A step is never changed once it was released: a change is a new step. Times are 
                   unrated while no row has a rating. A fresh row is the input of planning.
     drops         why a feedback row was dropped
     stored        completions that who asked wanted to find again, by the episode that was recorded first
+    shown         of those, how choices that call tools were shown
     preferences   pairs
     written       what people wrote, by preference or by feedback with a correction: its tokens once the serving engine
                   has given them, and what became of it: fresh -> used or dropped. Ids are never used twice.
@@ -271,6 +272,13 @@ _STEPS = (
     """
     CREATE TABLE stored (
         episode_id INTEGER PRIMARY KEY REFERENCES episodes (id) ON DELETE CASCADE
+    ) STRICT;
+    """,
+    """
+    CREATE TABLE shown (
+        episode_id INTEGER PRIMARY KEY REFERENCES episodes (id) ON DELETE CASCADE,
+        text TEXT NOT NULL,
+        calls TEXT NOT NULL
     ) STRICT;
     """,
 )

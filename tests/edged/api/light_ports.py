@@ -24,6 +24,7 @@ from edged.records import (
     NewFeedback,
     Preference,
     Scope,
+    StoredChoice,
     Update,
 )
 from edged.refusal import Refused
@@ -204,11 +205,11 @@ class Completions:
     def __init__(self, book: Book) -> None:
         self._book = book
 
-    async def get(self, completion_id: str, *, caller: str | None) -> list[Episode]:
+    async def get(self, completion_id: str, *, caller: str | None) -> list[StoredChoice]:
         if completion_id not in self._book.stored:
             return []
         mine = (e for e in self._book.episodes if caller in (None, e.caller))
-        return [e for e in mine if e.completion_id == completion_id]
+        return [StoredChoice(episode=e, shown=None) for e in mine if e.completion_id == completion_id]
 
     async def page(
         self,
@@ -219,7 +220,7 @@ class Completions:
         newest_first: bool,
         model: str | None,
         metadata: Mapping[str, str],
-    ) -> tuple[list[list[Episode]], bool]:
+    ) -> tuple[list[list[StoredChoice]], bool]:
         ids = list(dict.fromkeys(e.completion_id for e in self._book.episodes if e.completion_id in self._book.stored))
         ids = ids[::-1] if newest_first else ids
         if after is not None and after not in ids:
@@ -228,7 +229,9 @@ class Completions:
         fits = [
             choices
             for choices in rest
-            if choices and model in (None, choices[0].model) and metadata.items() <= choices[0].metadata.items()
+            if choices
+            and model in (None, choices[0].episode.model)
+            and metadata.items() <= choices[0].episode.metadata.items()
         ]
         return fits[:limit], len(fits) > limit
 

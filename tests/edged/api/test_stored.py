@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from edged.api.stored import MetadataRequest, metadata_asked, page_of
+from edged.api.stored import MetadataRequest, choice_object, metadata_asked, page_of
+from edged.records import ShownCalls, StoredChoice
 from edged.refusal import Refused
 from tests.edged.api.light_server import Light, serving
 
@@ -113,6 +114,18 @@ def test_what_still_runs_is_not_listed_and_cannot_be_changed(tmp_path: Path) -> 
         assert (await light.unix.get(PATH)).json()["data"] == []
         for method in ("GET", "DELETE"):
             assert (await light.unix.request(method, f"{PATH}/{answer['id']}")).status_code == 409
+
+    with_light(tmp_path, scenario)
+
+
+def test_a_choice_that_calls_tools_has_its_calls_and_their_reason(tmp_path: Path) -> None:
+    async def scenario(light: Light) -> None:
+        await light.ask(store=True)
+        call = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+        shown = ShownCalls(text="", calls=(call,))
+        choice = choice_object(StoredChoice(episode=light.book.episodes[0], shown=shown))
+        assert (choice["message"]["content"], choice["message"]["tool_calls"]) == (None, [call])
+        assert choice["finish_reason"] == "tool_calls"
 
     with_light(tmp_path, scenario)
 

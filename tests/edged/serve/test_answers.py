@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from edged.answer import AnswerEvent, Ask, Ended, Piece, Started, Usage
-from edged.records import Caller, Episode
+from edged.records import Caller, Episode, ShownCalls
 from edged.refusal import Refused
 from edged.serve.admission import Limits
 from edged.serve.answers import RUNS_MAX, Answers
@@ -47,18 +47,18 @@ class LightDisk:
 
     def __init__(self) -> None:
         self.episodes: list[Episode] = []
-        self.stored: set[str] = set()
+        self.stored: dict[str, ShownCalls | None] = {}
         self.works = asyncio.Event()
         self.works.set()
         self.failure: Exception | None = None
 
-    async def add(self, episode: Episode, *, store: bool = False) -> int:
+    async def add(self, episode: Episode, *, store: bool = False, shown: ShownCalls | None = None) -> int:
         await self.works.wait()
         if self.failure is not None:
             raise self.failure
         self.episodes.append(episode)
         if store:
-            self.stored.add(episode.completion_id)
+            self.stored[episode.completion_id] = shown
         return len(self.episodes)
 
 
@@ -418,7 +418,7 @@ def test_a_schema_that_cannot_be_held_is_the_clients_mistake() -> None:
 def test_a_call_of_a_tool_goes_out_as_it_comes_and_is_why_the_answer_ended() -> None:
     async def scenario() -> None:
         serve = Serve()
-        reader = serve.read(ask(tools="[]", must_call=("look",), one_call=True))
+        reader = serve.read(ask(tools="[]", must_call=("look",), one_call=True, store=True))
         await serve.settle()
         asked = serve.engine.asked[0]
         assert (asked.tools, asked.must_call, asked.one_call) == ("[]", ("look",), True)
@@ -433,6 +433,7 @@ def test_a_call_of_a_tool_goes_out_as_it_comes_and_is_why_the_answer_ended() -> 
         ]
         (episode,) = serve.disk.episodes
         assert (episode.finish_reason, episode.text, episode.shaped_by) == ("stop", "<tool_call>", "tool_choice")
+        assert serve.disk.stored == {"c1": ShownCalls(text="", calls=(entry,))}
 
     run(scenario)
 

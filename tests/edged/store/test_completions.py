@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from edged.records import ShownCalls
 from edged.refusal import Refused
 
 
@@ -25,7 +26,7 @@ async def page(store: Any, **changes: Any) -> tuple[list[str], bool]:
         "caller": None, "after": None, "limit": 20, "newest_first": False, "model": None, "metadata": {},
     }  # fmt: skip
     found, has_more = await store.completions.page(**{**asked, **changes})
-    return [choices[0].completion_id for choices in found], has_more
+    return [choices[0].episode.completion_id for choices in found], has_more
 
 
 def test_what_was_asked_for_with_store_is_shown_in_the_order_of_its_recording(in_store: Any, make_episode: Any) -> None:
@@ -68,7 +69,10 @@ def test_a_page_behind_what_is_not_there_is_refused(in_store: Any, make_episode:
 def test_a_completion_is_its_choices_in_order(in_store: Any, make_episode: Any) -> None:
     async def scenario(store: Any) -> None:
         await store_some(store, make_episode)
-        assert [choice.text for choice in await store.completions.get("c", caller=None)] == ["First.", "Second."]
+        assert [choice.episode.text for choice in await store.completions.get("c", caller=None)] == [
+            "First.",
+            "Second.",
+        ]
         for hidden in ("b", "d", "nothing"):
             assert await store.completions.get(hidden, caller=None) == []
         assert await store.completions.get("c", caller="key:app") == []
@@ -83,7 +87,9 @@ def test_metadata_is_changed_on_every_choice_and_survives(in_store: Any, make_ep
         await store.completions.set_metadata("c", {"mark": "good"})
 
     async def look(store: Any) -> None:
-        assert [choice.metadata for choice in await store.completions.get("c", caller=None)] == [{"mark": "good"}] * 2
+        assert [choice.episode.metadata for choice in await store.completions.get("c", caller=None)] == [
+            {"mark": "good"}
+        ] * 2
         assert await page(store, metadata={"mark": "good"}) == (["c"], False)
 
     in_store(change)
@@ -114,5 +120,19 @@ def test_a_user_who_is_removed_takes_stored_completions_along(in_store: Any, mak
         await store.episodes.add(make_episode("b", user="bob"), store=True)
         await store.episodes.delete_user("ann", caller=operator)
         assert await page(store) == (["b"], False)
+
+    in_store(scenario)
+
+
+def test_an_answer_that_calls_tools_comes_back_as_it_was_shown(in_store: Any, make_episode: Any) -> None:
+    shown = ShownCalls(text="Let me see.", calls=({"id": "call_1", "type": "function", "function": {"name": "f"}},))
+
+    async def scenario(store: Any) -> None:
+        raw = "Let me see.<tool_call>"
+        await store.episodes.add(make_episode("a", text=raw), store=True, shown=shown)
+        await store.episodes.add(make_episode("a", choice=1), store=True)
+        calls, plain = await store.completions.get("a", caller=None)
+        assert (calls.shown, calls.episode.text) == (shown, raw)
+        assert plain.shown is None
 
     in_store(scenario)
