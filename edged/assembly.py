@@ -251,7 +251,8 @@ class Assembly:
         if live != before:
             self._tell_live(live)
         self._started_on = live.version
-        return resolved.start_serve(self._settings(), self._model, self._live_adapter())
+        cache = str(self._state_folder / "cache")
+        return resolved.start_serve(self._settings(), self._model, self._live_adapter(), cache)
 
     def _live_adapter(self) -> protocol.AdapterRef:
         """What is live, as workers are told of it. That its files are there is not said."""

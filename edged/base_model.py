@@ -78,17 +78,24 @@ def has_tied_head(folder: Path) -> bool:
         raise ModelError(str(error)) from error
 
 
-def choose_backend(configured: protocol.Backend | Literal["auto"], path: Path) -> protocol.Backend:
-    """The backend that serves the model at `path`: as configured, or for "auto" the one that reads it.
+def choose_backend(configured: protocol.Backend | Literal["auto"], url: str, path: Path) -> protocol.Backend:
+    """The backend that serves the model at `path`: as configured; for "auto" the server at `url` if there is one, else
+    the one that reads the model.
 
     Raises:
-        ModelError: the configured one cannot read it.
+        ModelError: it cannot serve this model.
     """
     reads: protocol.Backend = "transformers" if path.is_dir() else "llamacpp"
-    if configured in ("auto", reads):
-        return reads
+    chosen: protocol.Backend = ("remote" if url else reads) if configured == "auto" else configured
+    if chosen == reads or (chosen == "remote" and path.is_dir()):
+        return chosen
+    if chosen == "remote":
+        raise ModelError(
+            f"model {path}: a .gguf file; a server at serve.url is spoken to in tokens, and its model is trained here: "
+            "name the Hugging Face folder that it serves"
+        )
     what = "a Hugging Face folder" if path.is_dir() else "a .gguf file"
-    raise ModelError(f'model {path}: {what}, which serve.backend = "{configured}" does not read; set it to "auto"')
+    raise ModelError(f'model {path}: {what}, which serve.backend = "{chosen}" does not read; set it to "auto"')
 
 
 def find_model(model: str) -> Path:

@@ -191,6 +191,13 @@ def _contradictions(settings: Settings) -> list[tuple[set[str], str]]:
     at_most("serve.default_max_tokens", "serve.context_tokens", "an answer must fit into the context")
     at_most("practice.max_tokens", "serve.context_tokens", "an answer must fit into the context")
     at_most("practice.group_size", "learn.max_batch", "a group must fit into an update")
+    serve = settings.serve
+    if serve.backend == "remote" and not serve.url:
+        line = 'serve.url: got "", expected the URL of a server: serve.backend is "remote"'
+        found.append(({"serve.backend", "serve.url"}, line))
+    if serve.url and serve.backend not in ("auto", "remote"):
+        line = f'serve.url: got {_shown(serve.url)}, expected "": serve.backend is "{serve.backend}"'
+        found.append(({"serve.backend", "serve.url"}, line))
     source = settings.reward.source
     if source in _SOURCE_NEEDS and not getattr(settings.reward, needed := _SOURCE_NEEDS[source]):
         keys = {"reward.source", f"reward.{needed}"}

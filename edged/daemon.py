@@ -157,7 +157,7 @@ class Daemon:
         cache.mkdir(exist_ok=True)
         section = self._settings.model
         model = await asyncio.to_thread(open_base_model, section.path, section.name, cache)
-        choose_backend(self._settings.serve.backend, model.path)
+        choose_backend(self._settings.serve.backend, self._settings.serve.url, model.path)
         store = await Store.open(self._state_folder / "edged.db", readers=self._settings.store.readers)
         stack.push_async_callback(store.close)
         folders = Folders(self._state_folder, model.sha256)

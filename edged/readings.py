@@ -109,6 +109,7 @@ class Readings:
                     busy=worker.busy,
                     restarts=max(0, worker.state.epoch - 1),
                     ranks=self._ranks(worker),
+                    fault=worker.fault,
                 )
                 for worker in self._workers.all()
             ),

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 from adapters.shape import BaseShape
 from edged import machine
@@ -28,6 +29,13 @@ from engine import placement, protocol
 
 PROMPT_TOKENS = 128  # of a usual prompt, in what is planned for an answer
 MAX_LANES = 4  # as the trainer has it
+ENGINES: dict[protocol.Backend, Literal["llamacpp", "torch", "none"]] = {
+    "llamacpp": "llamacpp",
+    "transformers": "torch",
+    "remote": "none",
+}
+SHELF = "served"  # in the cache folder: adapters laid out for a server elsewhere
+SERVER_MARGIN_S = 10.0  # of the time to start, for what comes after a server has answered
 WORKER_STOP_S = 1.5  # an asked worker leaves within a step; then it is killed
 
 
@@ -87,7 +95,9 @@ def pace_targets(settings: Settings) -> PaceTargets:
     return PaceTargets(min_share=settings.learn.min_share, ttft_inflation=settings.serve.ttft_inflation)
 
 
-def start_serve(settings: Settings, model: BaseModel, live: protocol.AdapterRef) -> protocol.StartServe:
+def start_serve(
+    settings: Settings, model: BaseModel, live: protocol.AdapterRef, cache_folder: str = ""
+) -> protocol.StartServe:
     """The message that starts a serve worker on `live`. Raises ModelError: the backend does not read this model."""
     serve, device = settings.serve, serve_device(settings, model.path)
     return protocol.StartServe(
@@ -100,11 +110,15 @@ def start_serve(settings: Settings, model: BaseModel, live: protocol.AdapterRef)
         gpu_layers=gpu_layers(
             serve.gpu_layers, _device(settings, settings.placement.serve, settings.placement.serve_device)
         ),
-        backend=choose_backend(serve.backend, model.path),
+        backend=choose_backend(serve.backend, serve.url, model.path),
         device=device,
-        dtype=machine.train_dtype(
-            settings.learn.dtype, device
-        ),  # as the trainer: what is left is the kernels' rounding
+        # As the trainer: what is left between the two is the kernels' rounding.
+        dtype=machine.train_dtype(settings.learn.dtype, device),
+        url=serve.url,
+        api_key_file=_absolute(serve.api_key_file),
+        server_wait_s=max(1.0, serve.start_timeout_s - SERVER_MARGIN_S),
+        shelf=str(Path(cache_folder).absolute() / SHELF) if cache_folder else "",
+        shelf_seen_at=serve.adapters_seen_at,
     )
 
 
@@ -113,8 +127,11 @@ def serve_device(settings: Settings, model: Path) -> str:
     a file stays on the CPU, but for the blocks that `serve.gpu_layers` names. Raises ModelError."""
     where = settings.placement
     configured = _device(settings, where.serve, where.serve_device)
-    if choose_backend(settings.serve.backend, model) == "transformers":
+    backend = choose_backend(settings.serve.backend, settings.serve.url, model)
+    if backend == "transformers":
         return machine.train_device(configured)
+    if backend == "remote":
+        return "cpu"
     on_card = gpu_layers(settings.serve.gpu_layers, configured) != 0
     return "cpu" if not on_card else "cuda" if configured == "auto" else configured
 
@@ -241,7 +258,7 @@ def _device(settings: Settings, pinned: Sequence[int], configured: str) -> str:
 
 def placed(settings: Settings, model: BaseModel) -> Placing:
     """Who trains where on this box, decided. Blocking. Raises BadPin, ModelError."""
-    backend = choose_backend(settings.serve.backend, model.path)
+    backend = choose_backend(settings.serve.backend, settings.serve.url, model.path)
     n_cpus = settings.placement.cpu_devices
     placing = Placing(
         lambda devices: placement_request(settings, planned_model(model.path), devices, backend),
@@ -269,6 +286,7 @@ def placement_request(
     learned = learning(settings, model.shape)
     trains_on = () if section.train_device in ("auto", "cuda") else _numbers_of(section.train_device, devices)
     on_card = gpu_layers(serve.gpu_layers, _device(settings, section.serve, section.serve_device)) != 0
+    on_card = on_card and backend != "remote"
     serves = section.serve_device if on_card or backend == "transformers" else "cpu"
     serves_on = () if serves in ("auto", "cuda") else _numbers_of(serves, devices)[:1]
     runs_on_cpu = section.train_device == "cpu" or all(device.kind == "cpu" for device in devices)
@@ -281,7 +299,7 @@ def placement_request(
         serving=placement.Serving(
             slots=serve.slots,
             context_tokens=serve.pool_tokens,
-            engine="torch" if backend == "transformers" else "llamacpp",
+            engine=ENGINES[backend],
         ),
         training=placement.Training(
             dtype=dtype,

@@ -38,7 +38,8 @@ SHOWN_METRICS = (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerView:
-    """A worker's process. ranks: pid and resident memory of the others that share its work."""
+    """A worker's process. ranks: pid and resident memory of the others that share its work. fault: why it cannot do its
+    role, if it said so since it was last ready."""
 
     name: str
     pid: int | None
@@ -47,6 +48,7 @@ class WorkerView:
     busy: str
     restarts: int
     ranks: tuple[tuple[int, int], ...] = ()
+    fault: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

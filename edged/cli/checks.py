@@ -49,6 +49,15 @@ for position in range(len(prompt), len(prompt) + 32):
     rows = context.decode([Entry(0, position, int(rows[0].argmax()), True)])
 print(32 / (time.perf_counter() - started))
 """
+_ASK_SERVER = """
+import sys
+from engine.generate.remote.server import find_server
+from engine.generate.remote.transport import Transport
+from engine.generate.remote.worker import read_key
+
+server = find_server(Transport(sys.argv[1], api_key=read_key(sys.argv[2])))
+print(f"{server.name}, sequences of {server.max_tokens or 'unknown'} tokens, {len(server.loaded())} adapters")
+"""
 ENGINE_PACKAGES = ("llama_cpp", "torch", "transformers", "peft")
 
 
@@ -134,10 +143,12 @@ def check_decoding(settings: Settings) -> Finding:
     except ModelError:
         return Finding(name="sampling", level="warn", found="not tried: there is no model")
     try:
-        backend, device = choose_backend(settings.serve.backend, path), serve_device(settings, path)
+        backend, device = choose_backend(settings.serve.backend, settings.serve.url, path), serve_device(settings, path)
     except ModelError as error:
         found, _, advice = str(error).partition("; ")
         return Finding(name="sampling", level="fail", found=found, advice=advice)
+    if backend == "remote":
+        return check_server(settings.serve.url, settings.serve.api_key_file)
     dtype = train_dtype(settings.learn.dtype, device)
     rc, output = _ask_python(_DECODE, str(path), backend, device, dtype, str(len(os.sched_getaffinity(0))))
     if rc == 0:
@@ -147,6 +158,19 @@ def check_decoding(settings: Settings) -> Finding:
     if backend == "transformers":
         advice = "see the reason; [placement] serve_device says where it decodes"
     return Finding(name="sampling", level="fail", found=_why_failed(rc, output), advice=advice)
+
+
+def check_server(url: str, api_key_file: str) -> Finding:
+    """Whether a server that can be spoken to answers at serve.url."""
+    rc, output = _ask_python(_ASK_SERVER, url, api_key_file)
+    if rc == 0:
+        return Finding(name="sampling", level="ok", found=f"remote: {output.splitlines()[-1]} at {url}")
+    return Finding(
+        name="sampling",
+        level="fail",
+        found=f"remote: {_why_failed(rc, output)}",
+        advice="start the server, or correct [serve] url and api_key_file",
+    )
 
 
 def _ask_python(code: str, *arguments: str) -> tuple[int, str]:
@@ -311,7 +335,7 @@ def check_placement(settings: Settings, devices: Sequence[placement.Device] | No
     n_cpus = settings.placement.cpu_devices
     try:
         path = find_model(settings.model.path)
-        model, backend = planned_model(path), choose_backend(settings.serve.backend, path)
+        model, backend = planned_model(path), choose_backend(settings.serve.backend, settings.serve.url, path)
     except (ModelError, AdapterError, ValueError, OSError):
         return [Finding(name="placement", level="warn", found="not planned: there is no model")]
     try:

@@ -28,8 +28,20 @@ LEAST_AUTO_TOKENS = 16 * SLOT_TOKENS  # a box of few slots can have long convers
 class ServeSection(Section):
     """The serve worker and its queue."""
 
-    backend: Literal["auto", "llamacpp", "transformers"] = key(
-        "auto", 'Who decodes: "llamacpp" .gguf files, "transformers" Hugging Face folders; "auto": the one that can.'
+    backend: Literal["auto", "llamacpp", "transformers", "remote"] = key(
+        "auto",
+        'Who decodes: "llamacpp" .gguf files, "transformers" Hugging Face folders, "remote" a server at serve.url; '
+        '"auto": the server if there is a URL, else whoever reads the model.',
+    )
+    url: str = key(
+        "",
+        "Server of vLLM or SGLang that decodes the model of model.path: http://HOST:PORT, https:// or unix:PATH.",
+        pattern=r"^((http|https)://[^\s/]+(/\S*)?|unix:/\S+)?$",
+        expected='"", "http://HOST:PORT", "https://HOST:PORT" or "unix:PATH"',
+    )
+    api_key_file: str = key("", "File with the key that the server asks for; empty: it asks for none.")
+    adapters_seen_at: str = key(
+        "", "Folder under which the server sees cache/served of the state folder; empty: under the same path."
     )
     # llama.cpp takes 256 sequences at most, and eight are kept for finished ones.
     slots: int = key(16, "Answers decoded at the same time.", ge=1, le=248)

@@ -71,6 +71,7 @@ class Worker:
         self.state = supervise.State()
         self.rss_bytes = 0
         self.busy = ""
+        self.fault = ""  # why the last process could not do its role; "" once one is ready
         self._workers = workers
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
@@ -120,6 +121,7 @@ class Worker:
                     self._starting = asyncio.create_task(self._start(epoch), name=f"start {self.role.name}")
             case protocol.Ready():
                 self._step(supervise.Heard(epoch, ready=True))
+                self.fault = ""
                 if self.is_ready:  # else it is on its way out already
                     log.info("worker %s: ready after %.1f s", self.role.name, message.load_s)
                     self.role.on_ready(message)
@@ -128,6 +130,7 @@ class Worker:
                 self.rss_bytes, self.busy = message.rss_bytes, message.busy
             case protocol.Fault():
                 log.error("worker %s: %s: %s", self.role.name, message.code, message.message)
+                self.fault = f"{message.code}: {message.message}"
                 self.role.on_fault(message)
             case _:
                 self._step(supervise.Heard(epoch))

@@ -75,7 +75,7 @@ class Choice:
         self._room = room
         self._wants_tokens = sampling.logprobs
         self._logprobs: list[float | None] = []
-        self._raw_logprobs: list[float] = []
+        self._raw_logprobs: list[float | None] = []
         self._stream = TextStream(sampling.stop)
         self._entries: collections.deque[tuple[int, TokenLogprob]] = collections.deque()  # (where its text begins, it)
 
@@ -110,6 +110,10 @@ class Choice:
     def cancel(self) -> tuple[str, tuple[TokenLogprob, ...]]:
         """End it where it is; the text that was held back."""
         return self._finish("cancelled")
+
+    def end(self, reason: FinishReason) -> tuple[str, tuple[TokenLogprob, ...]]:
+        """Whoever samples it has ended it behind its last token; the text that was held back."""
+        return self._finish(reason)
 
     def done(self, request_id: str) -> ChoiceDone:
         """The record of the finished choice."""
@@ -213,7 +217,7 @@ def _entry(sampled: Sampled, piece_of: PieceOf) -> TokenLogprob:
         id=sampled.id,
         text=data.decode(errors="replace"),
         bytes=tuple(data),
-        logprob=sampled.raw_logprob,
+        logprob=sampled.shown,
         top=tuple(_alternative(token, logprob, piece_of(token)) for token, logprob in sampled.top),
     )
 

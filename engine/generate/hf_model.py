@@ -24,7 +24,6 @@ import torch.nn.functional as F
 
 from adapters.errors import AdapterError, MismatchedAdapter, UnsupportedAdapter
 from adapters.fusion import stored_matrices
-from adapters.hf_base import read_folder_config, read_folder_shape
 from adapters.peft import load_peft
 from engine.fault import EngineFault
 from engine.generate import backend
@@ -50,11 +49,6 @@ class Model(FolderVocabulary):
             dtype: "bfloat16" or "float32". device: as torch names it.
         """
         folder = Path(path)
-        try:
-            self.shape = read_folder_shape(folder)
-            self._config = read_folder_config(folder)
-        except AdapterError as error:
-            raise EngineFault("model_unreadable", str(error)) from error
         super().__init__(folder)
         self.device = _open_device(device)
         self.dtype = DTYPES[dtype]
@@ -67,7 +61,7 @@ class Model(FolderVocabulary):
 
     @property
     def n_ctx_train_tokens(self) -> int:
-        return int(self._config.get("max_position_embeddings") or 2048)
+        return self.trained_tokens
 
     def facts(self) -> ModelFacts:
         return ModelFacts(

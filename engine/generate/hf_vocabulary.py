@@ -1,4 +1,4 @@
-"""The vocabulary of a Hugging Face folder: texts to tokens and back, without transformers and without weights.
+"""The vocabulary of a Hugging Face folder: texts to tokens and back, without transformers; no weight is read.
 
 `tokenizer.json` is read by the library that reads it everywhere; the bytes of single tokens follow from how its decoder
 is built, which is one of two ways: byte-level (GPT-2 and most since), where each character stands for a byte, or
@@ -14,18 +14,27 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from adapters.errors import AdapterError
+from adapters.hf_base import read_folder_shape
 from engine.fault import EngineFault
+
+DEFAULT_TRAINED_TOKENS = 2048
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE = "▁"  # SentencePiece's
 
 
 class FolderVocabulary:
-    """Implements `engine.generate.backend.Vocabulary`."""
+    """Implements `engine.generate.backend.Vocabulary`. trained_tokens: the longest sequence it was trained for."""
 
     def __init__(self, folder: Path) -> None:
         """Raises EngineFault model_unreadable."""
         config = _read_json(folder / "config.json")
+        try:
+            self.shape = read_folder_shape(folder)
+        except AdapterError as error:
+            raise EngineFault("model_unreadable", str(error)) from error
+        self.trained_tokens = int(config.get("max_position_embeddings") or DEFAULT_TRAINED_TOKENS)
         generation = _read_json(folder / "generation_config.json", optional=True)
         self._settings = _read_json(folder / "tokenizer_config.json", optional=True)
         path = folder / "tokenizer.json"
@@ -33,10 +42,7 @@ class FolderVocabulary:
             self._tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises Exception itself
             raise EngineFault("model_unreadable", f"{path}: {error}; save the tokenizer again") from error
-        try:
-            self.n_vocab = int(config["vocab_size"])
-        except KeyError as error:
-            raise EngineFault("model_unreadable", f"{folder / 'config.json'}: vocab_size is missing") from error
+        self.n_vocab = self.shape.n_vocab
         ends = {*_ids(config.get("eos_token_id")), *_ids(generation.get("eos_token_id"))}
         end = self._id_of("eos")
         self._end = min(ends) if end is None and ends else end

@@ -30,6 +30,8 @@ import numpy.typing as npt
 
 from engine.generate.shaping import Row, Shape, Shaper
 
+LEAST_LOGPROB = -9999.0  # as OpenAI's own API has it for what is too unlikely to tell
+
 _BLOCK = 256  # the inverse CDF is walked over sums of blocks first: two short cumulative sums instead of one over V
 _LIKELY = 1024  # top-p looks at this many most likely tokens before it sorts all
 _SEED_MASK = 2**64 - 1
@@ -43,12 +45,19 @@ class NotFinite(ValueError):
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sampled:
     """A drawn token. logprob: None under a constraint. top: (id, raw log-probability) of the most likely tokens, best
-    first."""
+    first. A server elsewhere may not tell one or both of them; told: what it says in place of the raw one."""
 
     id: int
     logprob: float | None
-    raw_logprob: float
+    raw_logprob: float | None
     top: tuple[tuple[int, float], ...] = ()
+    told: float | None = None
+
+    @property
+    def shown(self) -> float:
+        """The log-probability that a user who asks for one is shown: the raw one where it is known."""
+        known = (one for one in (self.raw_logprob, self.told, self.logprob) if one is not None)
+        return next(known, LEAST_LOGPROB)
 
 
 class ConstraintFailed(Exception):

@@ -68,6 +68,11 @@ def run(link: Link, start: StartServe) -> None:
         EngineFault: model_unreadable, bad_template, adapter_unreadable, adapter_mismatch, not_finite, out_of_memory.
         LinkLost, Stopped: see `engine.link`.
     """
+    if start.backend == "remote":
+        from engine.generate.remote import worker as remote
+
+        remote.run(link, start)
+        return
     loaded = link.beat_while(lambda: _load(start), "loading")
     facts = dataclasses.replace(loaded.model.facts(), keeps_turns=loaded.prompts.keeps_turns)
     link.send(Ready(load_s=loaded.load_s, model=facts, probes=loaded.probes))

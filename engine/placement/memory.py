@@ -196,6 +196,12 @@ def torch_serve_share(model: Model, serving: Serving, device: Device, number: in
     return Share(role="serve", device=number, held=held, working=working)
 
 
+def remote_serve_share(device: Device, number: int) -> Share:
+    """The serve worker where a server elsewhere decodes: what that takes of this machine's cards is not counted."""
+    held = {"runtime": PLAIN_RUNTIME_BYTES} if device.kind == "cpu" else {}
+    return Share(role="serve", device=number, held=held, working={})
+
+
 def reward_share(request: Request, reward: Reward, number: int) -> Share:
     """The score worker. Functions and services are judged on the CPU, so on a card they take nothing."""
     device, model, dtype = request.devices[number], request.model, request.training.dtype

@@ -55,14 +55,15 @@ class Model:
 class Serving:
     """contexts: KV pools on one model, two so that a candidate is proved beside the live adapter.
 
-    engine: llama.cpp with keys and values of `kv_element_bytes`; or torch, where they are of the dtype of training.
+    engine: llama.cpp with keys and values of `kv_element_bytes`; torch, where they are of the dtype of training; none
+    where a server elsewhere decodes.
     """
 
     slots: int
     context_tokens: int
     contexts: int = 2
     kv_element_bytes: int = 2
-    engine: Literal["llamacpp", "torch"] = "llamacpp"
+    engine: Literal["llamacpp", "torch", "none"] = "llamacpp"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from engine.placement.layout import Layout, Mode, check_pins, layouts
 from engine.placement.memory import (
     Share,
+    remote_serve_share,
     reward_share,
     round_up_rows,
     serve_share,
@@ -109,6 +110,8 @@ def _serve_share(request: Request, number: int) -> Share:
     device = request.devices[number]
     if request.serving.engine == "torch":
         return torch_serve_share(request.model, request.serving, device, number, request.training.dtype)
+    if request.serving.engine == "none":
+        return remote_serve_share(device, number)
     return serve_share(request.model, request.serving, device, number)
 
 

@@ -30,8 +30,13 @@ class ProbeText:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StartServe(Message):
-    """backend: who decodes; "llamacpp" takes a .gguf file, "transformers" a Hugging Face folder. device, dtype: of
-    "transformers", as torch names them."""
+    """backend: who decodes; "llamacpp" takes a .gguf file, the others a Hugging Face folder.
+
+    device, dtype: of "transformers", as torch names them.
+    url, api_key_file: of the server that "remote" speaks to. server_wait_s: how long it waits for that to answer.
+    shelf: the folder where adapters are laid out for the server. shelf_seen_at: the same as the server sees it; "":
+    under the same path.
+    """
 
     model_path: str
     adapter: AdapterRef  # served from the first request on
@@ -43,6 +48,11 @@ class StartServe(Message):
     backend: Backend = "llamacpp"
     device: str = "cpu"
     dtype: str = "float32"
+    url: str = ""
+    api_key_file: str = ""
+    server_wait_s: float = 60.0
+    shelf: str = ""
+    shelf_seen_at: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,7 +291,7 @@ class Staged(Message):
     canary: per probe, the raw log-probability of each completion token under the staged adapter.
     live_canary: the same under the version that was live when it was staged.
     fluency: per prompt, the sampled answer. fluency_logprobs: of its tokens, under the distribution they were sampled
-    from.
+    from; None where a server does not tell.
     longest_gap_ms: the longest time in which no decode step of a running request ran because of staging (0 if idle).
     """
 
@@ -294,7 +304,7 @@ class Staged(Message):
     load_ms: float
     prove_ms: float
     longest_gap_ms: float
-    fluency_logprobs: tuple[tuple[float, ...], ...] = ()
+    fluency_logprobs: tuple[tuple[float | None, ...], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

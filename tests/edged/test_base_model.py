@@ -88,14 +88,17 @@ def test_a_folder_that_is_no_whole_model_is_told_what_it_lacks(missing: str, tmp
         open_base_model(str(folder), "", tmp_path)
 
 
-def test_a_model_is_served_by_the_backend_that_reads_it(tmp_path: Path) -> None:
-    file = tmp_path / "model.gguf"
-    assert choose_backend("auto", file) == choose_backend("llamacpp", file) == "llamacpp"
-    assert choose_backend("auto", tmp_path) == choose_backend("transformers", tmp_path) == "transformers"
+def test_a_model_is_served_by_the_backend_that_reads_it_or_by_the_server_that_is_named(tmp_path: Path) -> None:
+    file, url = tmp_path / "model.gguf", "http://box:8000"
+    assert choose_backend("auto", "", file) == choose_backend("llamacpp", "", file) == "llamacpp"
+    assert choose_backend("auto", "", tmp_path) == choose_backend("transformers", "", tmp_path) == "transformers"
+    assert choose_backend("auto", url, tmp_path) == choose_backend("remote", url, tmp_path) == "remote"
     with pytest.raises(ModelError, match='a Hugging Face folder, which serve.backend = "llamacpp" does not read'):
-        choose_backend("llamacpp", tmp_path)
+        choose_backend("llamacpp", "", tmp_path)
     with pytest.raises(ModelError, match='a .gguf file, which serve.backend = "transformers" does not read'):
-        choose_backend("transformers", file)
+        choose_backend("transformers", "", file)
+    with pytest.raises(ModelError, match="name the Hugging Face folder that it serves"):
+        choose_backend("auto", url, file)
 
 
 def test_a_home_that_does_not_exist_is_no_such_file() -> None:

@@ -377,3 +377,34 @@ def test_the_bound_of_ktos_weights_is_the_trainers() -> None:
     from engine.train.objectives.kto import MAX_LIKED_SHARE
 
     assert config.KTO_RATIO_MAX == MAX_LIKED_SHARE
+
+
+@pytest.mark.parametrize(
+    ("lines", "problem"),
+    [
+        (['backend = "remote"'], 'serve.url: got "", expected the URL of a server: serve.backend is "remote"'),
+        (
+            ['backend = "llamacpp"', 'url = "http://box:8000"'],
+            'serve.url: got "http://box:8000", expected "": serve.backend is "llamacpp"',
+        ),
+        (
+            ['url = "box:8000"'],
+            'serve.url: got "box:8000", expected "", "http://HOST:PORT", "https://HOST:PORT" or "unix:PATH"',
+        ),
+    ],
+)
+def test_a_server_and_who_decodes_must_agree(lines: list[str], problem: str, tmp_path: Path) -> None:
+    file = tmp_path / "edged.toml"
+    file.write_text("\n".join(["[serve]", *lines]))
+    with pytest.raises(ConfigError) as error:
+        config.load(file)
+    assert error.value.problems == (problem,)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://box:8000", "https://box", "http://10.0.0.2:30000/prefix", "unix:/run/vllm.sock"]
+)
+def test_urls_of_servers_are_taken(url: str, tmp_path: Path) -> None:
+    file = tmp_path / "edged.toml"
+    file.write_text(f'[serve]\nurl = "{url}"')
+    assert config.load(file).serve.url == url

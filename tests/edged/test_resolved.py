@@ -153,7 +153,21 @@ def test_a_serve_worker_is_started_with_its_section() -> None:
         backend="llamacpp",
         device="cuda",
         dtype="bfloat16",
+        server_wait_s=110.0,
     )
+
+
+def test_a_server_elsewhere_is_told_of_with_its_key_and_where_adapters_lie(tmp_path: Path) -> None:
+    serve = ServeSection(url="http://box:8000", api_key_file="/etc/key", adapters_seen_at="/mnt/served", gpu_layers=-1)
+    settings, model = Settings(serve=serve), dataclasses.replace(MODEL, path=tmp_path)
+    start = resolved.start_serve(settings, model, BASE, "/state/cache")
+    assert (start.backend, start.url, start.api_key_file) == ("remote", "http://box:8000", "/etc/key")
+    assert (start.shelf, start.shelf_seen_at) == ("/state/cache/served", "/mnt/served")
+    assert resolved.serve_keeps_warm_s(settings, tmp_path) is None
+    request = resolved.placement_request(settings, PLACED, [CPU], "remote")
+    assert request.serving.engine == "none"
+    (share,) = [share for share in placement.plan(request).shares if share.role == "serve"]
+    assert set(share.parts) == {"runtime"}
 
 
 def test_a_folder_is_served_where_and_as_it_is_trained(tmp_path: Path) -> None:

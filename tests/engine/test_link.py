@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -168,3 +169,18 @@ def test_stop_ends_the_wait_for_long_work(daemon: Daemon, link: Link) -> None:
     with pytest.raises(Stopped):
         link.beat_while(lambda: release.wait(HANG_GUARD_S), "loading")
     release.set()
+
+
+def test_a_descriptor_that_can_be_read_ends_the_wait_for_a_message_and_loses_none(daemon: Daemon, link: Link) -> None:
+    bell = os.eventfd(0, os.EFD_NONBLOCK)
+    link.also_wake_on(bell)
+    os.eventfd_write(bell, 1)
+    assert link.receive(HANG_GUARD_S) is None
+    daemon.send(Cancel(request_id="a"))
+    while (message := link.receive(HANG_GUARD_S)) is None:  # the bell still rings
+        pass
+    assert message == Cancel(request_id="a")
+    os.eventfd_read(bell)
+    threading.Timer(0.05, os.eventfd_write, (bell, 1)).start()
+    assert link.receive(HANG_GUARD_S) is None
+    os.close(bell)

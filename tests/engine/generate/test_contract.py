@@ -20,6 +20,7 @@ from engine.generate import worker
 from engine.protocol import AdapterRef, Message
 from tests.engine.generate.chatter import Chatter, write_chatter
 from tests.engine.generate.desk import PROBES, Desk, chat, of, start_serve, written
+from tests.engine.generate.stand_in import Options, StandIn
 
 CLOSE = 0.02  # nats, between float32 and llama.cpp's float16 of keys and values
 FAR = 0.2  # what an adapter of these tests moves the canary by at the least
@@ -29,15 +30,29 @@ FAR = 0.2  # what an adapter of these tests moves the canary by at the least
 class Kind:
     """A backend under test.
 
-    seeds: the same seed gives the same tokens. knows: the log-probabilities that it tells at any temperature.
+    knows: the log-probabilities that it tells at any temperature. server: what stands in for the one that it speaks to.
+    is_variant: of the one before; it differs in what its log-probabilities are of, and how streams are cut.
     """
 
     name: str
-    seeds: bool = True
     knows: frozenset[str] = frozenset({"behaviour", "raw"})
+    server: Options | None = None
+    is_variant: bool = False
 
 
-KINDS = (Kind("llamacpp"), Kind("transformers"))
+KINDS = (
+    Kind("llamacpp"),
+    Kind("transformers"),
+    Kind("vllm", knows=frozenset({"raw"}), server=Options("vllm", "raw", api_key="secret")),
+    Kind("vllm processed", knows=frozenset({"behaviour"}), server=Options("vllm", "processed"), is_variant=True),
+    Kind("sglang", knows=frozenset({"behaviour"}), server=Options("sglang", "tempered")),
+    Kind(
+        "sglang incremental",
+        knows=frozenset({"raw"}),
+        server=Options("sglang", "raw", incremental=True),
+        is_variant=True,
+    ),
+)
 
 
 @pytest.fixture(scope="module")
@@ -45,17 +60,31 @@ def chatter(tmp_path_factory: pytest.TempPathFactory) -> Chatter:
     return write_chatter(tmp_path_factory.mktemp("chatter"))
 
 
-@pytest.fixture(scope="module", params=KINDS, ids=lambda kind: kind.name)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(kind, id=kind.name, marks=[pytest.mark.full] if kind.is_variant else []) for kind in KINDS],
+)
 def kind(request: pytest.FixtureRequest) -> Kind:
     return request.param
 
 
 @pytest.fixture(scope="module")
-def start(kind: Kind, chatter: Chatter) -> protocol.StartServe:
+def start(kind: Kind, chatter: Chatter, tmp_path_factory: pytest.TempPathFactory) -> Iterator[protocol.StartServe]:
     """How a worker of this kind is started."""
-    if kind.name == "transformers":
-        return start_serve(str(chatter.folder), backend="transformers")
-    return start_serve(str(chatter.file))
+    if kind.server is None:
+        path, backend = (chatter.file, "llamacpp") if kind.name == "llamacpp" else (chatter.folder, "transformers")
+        yield start_serve(str(path), backend=backend)
+        return
+    folder, server = tmp_path_factory.mktemp("remote"), StandIn(chatter.folder, kind.server)
+    (folder / "key").write_text("secret\n")
+    yield start_serve(
+        str(chatter.folder),
+        backend="remote",
+        url=server.url,
+        api_key_file=str(folder / "key") if kind.server.api_key else "",
+        shelf=str(folder / "shelf"),
+    )
+    server.down()
 
 
 @pytest.fixture(scope="module")
@@ -120,13 +149,13 @@ def test_a_prompt_has_the_same_tokens_everywhere(desk: Desk) -> None:
     assert begun.prompt_ids == (263, *b"user\n", 260, 264, *b"\n", 263, *b"assist", *b"ant\n")  # "at" is one token
 
 
-def test_choices_of_one_request_differ_and_the_same_seed_gives_the_same_text(desk: Desk, kind: Kind) -> None:
+def test_choices_of_one_request_differ_and_the_same_seed_gives_the_same_text(desk: Desk) -> None:
     first, second = (desk.ask(chat(n=3)) for _ in range(2))
     check_request(first, 3)
     ids = [{c.choice: c.completion_ids for c in of(said, protocol.ChoiceDone)} for said in (first, second)]
     assert len(set(ids[0].values())) > 1
     # Later tokens may differ by the kernels' rounding.
-    assert not kind.seeds or [ids[0][choice][0] for choice in range(3)] == [ids[1][choice][0] for choice in range(3)]
+    assert [ids[0][choice][0] for choice in range(3)] == [ids[1][choice][0] for choice in range(3)]
 
 
 def test_more_choices_than_slots_are_all_answered(desk: Desk) -> None:
@@ -205,6 +234,19 @@ def test_an_answer_is_cancelled_in_its_middle(desk: Desk) -> None:
     (done,) = of(desk.collect(message.request_id)[message.request_id], protocol.ChoiceDone)
     assert done.finish_reason == "cancelled"
     assert 1 <= len(done.completion_ids) < 400
+
+
+def test_a_request_that_finds_no_slot_in_time_is_given_up(desk: Desk) -> None:
+    running = chat(n=4, max_tokens=400, logit_bias=((264, -100.0), (262, -100.0)))
+    desk.send(running)
+    desk.expect(protocol.Begun)
+    late = dataclasses.replace(chat(), queue_timeout_s=0.01)
+    desk.send(late)
+    while not isinstance(message := desk.receive(), protocol.RequestFailed):
+        assert isinstance(message, protocol.Chunk), message
+    assert (message.request_id, message.code) == (late.request_id, "queue_timeout")
+    desk.send(protocol.Cancel(request_id=running.request_id))
+    desk.collect(running.request_id)
 
 
 def test_a_cancel_of_nothing_is_ignored(desk: Desk) -> None:
