@@ -131,6 +131,11 @@ class Request:
         self.arrived_at = time.monotonic()
         self.begun_at = self.arrived_at
 
+    @property
+    def is_late(self) -> bool:
+        patience_s = self.message.queue_timeout_s
+        return self.context is None and patience_s is not None and time.monotonic() - self.arrived_at >= patience_s
+
     def begin(self, context: int, version: int) -> None:
         self.context = context
         self.begun_at = time.monotonic()
@@ -237,6 +242,12 @@ class Serve:
     def step(self) -> None:
         """Admit what fits into the slots, then one token of every choice that runs."""
         for request in list(self.requests.values()):
+            if request.is_late:
+                del self.requests[request.message.request_id]
+                text = "no slot was free in time for it"
+                late = protocol.RequestFailed(request_id=request.message.request_id, code="queue_timeout", message=text)
+                self.link.send(late)
+                continue
             running = sum(1 for r in self.requests.values() if r.context is not None)
             if request.context is None and running < self.start.slots:
                 self.begin(request, self.swap.begin())

@@ -332,6 +332,24 @@ def test_a_cancelled_request_ends_with_what_it_has(serving: Worker, kind: Kind) 
 
 
 @KINDS
+def test_a_request_without_a_slot_by_its_deadline_fails_and_is_not_begun(serving: Worker, kind: Kind) -> None:
+    running, late = chat(n=4, max_tokens=300), dataclasses.replace(chat(), queue_timeout_s=1e-6)
+    for message in (running, late, protocol.Cancel(request_id=running.request_id)):
+        serving.send(message)
+    said: dict[str, list[Message]] = {running.request_id: [], late.request_id: []}
+    last = (protocol.RequestDone, protocol.RequestFailed)
+    while not all(messages and isinstance(messages[-1], last) for messages in said.values()):
+        message = serving.receive()
+        if not isinstance(message, NEWS):
+            said[getattr(message, "request_id", "")].append(message)
+    (failed,) = said[late.request_id]
+    assert isinstance(failed, protocol.RequestFailed)
+    assert failed.code == "queue_timeout"
+    check_request(said[running.request_id], 4)
+    check_request(ask(serving, dataclasses.replace(chat(), queue_timeout_s=60.0)), 1)
+
+
+@KINDS
 def test_a_cancel_of_nothing_is_ignored(serving: Worker, kind: Kind) -> None:
     serving.send(protocol.Cancel(request_id="nobody"))
     check_request(ask(serving, chat()), 1)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.generate.fairness import SAMPLED_WEIGHT
+from engine.generate.fairness import SAMPLED_WEIGHT, Service
 from engine.generate.scheduler import Admitted, Copy, Forget, Piece, RowOf, Scheduler, Step
 
 SLOTS, SEQUENCES, POOL = 3, 5, 60
@@ -277,6 +277,20 @@ def test_one_request_of_another_user_passes_two_hundred_that_wait_and_takes_the_
     s.finish(s.active_keys()[0])
     (admitted,) = s.plan(100).admitted
     assert admitted.key == "bob's"
+
+
+def test_what_a_user_was_served_in_one_context_counts_in_the_other() -> None:
+    service = Service()
+    old, new = (Scheduler(slots=1, n_sequences=2, pool_tokens=200, service=service) for _ in range(2))
+    old.submit(piece("long", tuple(range(50)), user="ann"))
+    old.plan(100)
+    new.submit(piece("ann's", (1, 2), user="ann"))
+    new.submit(piece("bob's", (3, 4), user="bob"))
+    assert [a.key for a in new.plan(100).admitted] == ["bob's"]
+    alone = Scheduler(slots=1, n_sequences=2, pool_tokens=200)
+    alone.submit(piece("ann's", (1, 2), user="ann"))
+    alone.submit(piece("bob's", (3, 4), user="bob"))
+    assert [a.key for a in alone.plan(100).admitted] == ["ann's"]
 
 
 def test_choices_wait_for_their_prompt_and_other_users_do_not_wait_with_them() -> None:
