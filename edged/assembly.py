@@ -103,7 +103,8 @@ class Assembly:
             swaps=self.swaps,
             candidates=self._candidates,
             references=lambda: frozenset({self._settings().learn.reference, self.learning.reference.version()}),
-            serving=lambda: self.routing.serving,
+            routing=self.routing,
+            adapter=self._adapter,
             announce=self.events.publish,
             on_change=self._announce_status,
         )
@@ -256,7 +257,10 @@ class Assembly:
 
     def _live_adapter(self) -> protocol.AdapterRef:
         """What is live, as workers are told of it. That its files are there is not said."""
-        version = self._store.lineage.live().version
+        return self._adapter(self._store.lineage.live().version)
+
+    def _adapter(self, version: int) -> protocol.AdapterRef:
+        """A published version, as workers are told of it. Raises Refused 409 `no_files`."""
         folder = None if version == 0 else str(self._folders.adapters / self._store.lineage.folder(version))
         return protocol.AdapterRef(version=version, folder=folder)
 
@@ -340,6 +344,7 @@ class Assembly:
         self.events.publish("update", update_object(update))
         if update.verdict == "published":
             self.events.publish("adapter", {"version": update.version, "why": "published", "pinned": False})
+        self.watch.judged()
         self._announce_status()
 
     def _announce_status(self) -> None:

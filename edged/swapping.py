@@ -166,11 +166,11 @@ class Swaps:
             version, why=why, caller=caller, if_live=if_live, now=time.time(), pinned=pinned, reason=reason
         )
         name = None if version == 0 else self._lineage.folder(version)
-        await asyncio.to_thread(adapter_files.write_current, self._state_folder, name)
+        writing = asyncio.to_thread(adapter_files.write_current, self._state_folder, name)
         event: dict[str, Any] = {"version": version, "why": live.why, "pinned": live.pinned, "from": before}
         if reason is not None:
             event["reason"] = reason
-        swap_ms = await self._router.go_live()
+        _, swap_ms = await asyncio.gather(writing, self._router.go_live())  # CURRENT is for people: no request waits
         if swap_ms is not None:
             event["swap_ms"] = swap_ms
         self._announce("adapter", event)

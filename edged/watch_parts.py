@@ -1,4 +1,5 @@
-"""What happens to adapters after they went live, put together: the watch over ratings, and collection."""
+"""What happens to adapters after they went live, put together: the watch over ratings, the last good one
+standing by, and collection."""
 
 from __future__ import annotations
 
@@ -13,14 +14,17 @@ from edged.learn import collection, watch
 from edged.learn.collecting import Collector
 from edged.learn.folders import Folders
 from edged.learn.watching import View, Watch, is_watched
+from edged.serve.routing import Routing
+from edged.serve.standby import Standby
 from edged.settings import Section, Settings
 from edged.store.store import Store
 from edged.swap import stage_of
 from edged.swapping import Swaps
+from engine import protocol
 
 
 class WatchParts:
-    """`settings` is asked at each use. serving: the version that new requests run on."""
+    """`settings` is asked at each use. references: of learning. adapter: a published version, as workers are told."""
 
     def __init__(
         self,
@@ -32,13 +36,14 @@ class WatchParts:
         swaps: Swaps,
         candidates: asyncio.Lock,
         references: Callable[[], frozenset[int]],
-        serving: Callable[[], int | None],
+        routing: Routing,
+        adapter: Callable[[int], protocol.AdapterRef],
         announce: Callable[[str, dict[str, Any]], None],
         on_change: Callable[[], None],
     ) -> None:
         self._settings = settings
         self._store = store
-        self._serving = serving
+        self._routing = routing
         self.watch = Watch(
             store.anchors,
             store.lineage,
@@ -62,14 +67,27 @@ class WatchParts:
             on_change=on_change,
         )
 
+        self.standby = Standby(
+            routing,
+            live=lambda: store.lineage.live().version,
+            last_good=swaps.last_good,
+            adapter=adapter,
+            candidates=candidates,
+        )
+
     def loops(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
         """Name -> what runs until it is cancelled."""
-        return {"watch": self.watch.run, "collector": self.collector.run}
+        return {"watch": self.watch.run, "collector": self.collector.run, "standby": self.standby.run}
 
     def changed(self) -> None:
         """Another version is live or served, or the settings have changed."""
         self.watch.wake()
         self.collector.wake()
+        self.standby.wake()
+
+    def judged(self) -> None:
+        """A candidate has its verdict."""
+        self.standby.wake()
 
     def rated(self) -> None:
         """A person has rated."""
@@ -83,7 +101,7 @@ class WatchParts:
     def view(self) -> standing.WatchView:
         """Where the live version stands, as a status shows it. No I/O."""
         live, view = self._store.lineage.live(), self.watch.view
-        is_served = is_watched(live) and self._serving() == live.version
+        is_served = is_watched(live) and self._routing.serving == live.version
         stage = stage_of(live.verdict, serving=is_served)
         if view is None or view.version != live.version:  # not looked at yet
             rollbacks, withheld = (view.rollbacks, view.withheld) if view else (0, 0)

@@ -28,6 +28,7 @@ from engine import protocol
 log = logging.getLogger(__name__)
 
 COLLECTOR = Caller(name="collector", scopes=frozenset())
+SETTLE_S = 1.0  # after a change: there is no hurry, and others want to change what is live meanwhile
 LOOK_EVERY_S = 600.0  # the disk also fills without any change of what is live
 
 
@@ -99,6 +100,7 @@ class Collector:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_EVERY_S):
                     await self._awake.wait()
+                    await asyncio.sleep(SETTLE_S)
 
     async def consider(self) -> None:
         """Remove what is not needed any more."""

@@ -38,7 +38,8 @@ class Contexts(Protocol):
 class Routing:
     """Lives on the event loop; `ready` and `down` are called by the owner of the serve worker.
 
-    serving: the version that new requests run on; None while no worker is ready.
+    serving: the version that new requests run on; spare: what the other context holds, as far as is known. None while
+    no worker is ready.
     """
 
     def __init__(
@@ -54,15 +55,16 @@ class Routing:
         self._on_change = on_change
         self._following: asyncio.Task[float | None] | None = None
         self.serving: int | None = None
+        self.spare: int | None = None
 
     def ready(self, version: int) -> None:
         """A worker is ready and serves `version`, which may not be what is live by now."""
-        self.serving = version
+        self.serving = self.spare = version
         self._follow_anew()
 
     def down(self) -> None:
         """The worker is gone. The next one starts on what is live."""
-        self.serving = None
+        self.serving = self.spare = None
 
     def close(self) -> None:
         """Follow no longer; the daemon is stopping."""
@@ -81,9 +83,11 @@ class Routing:
         """
         if self.serving not in (None, self._live().version):
             raise WorkerBusy(f"new requests still run on v{self.serving}, which is not live any more")
-        return await self._contexts.stage(
+        staged = await self._contexts.stage(
             adapter, fluency_prompts=fluency_prompts, fluency_tokens=fluency_tokens, seed=seed
         )
+        self.spare = adapter.version
+        return staged
 
     async def go_live(self) -> float | None:
         """Make new requests run on what is live now.
@@ -132,8 +136,9 @@ class Routing:
             if refused.code != NOT_RESIDENT:
                 raise
             await self._contexts.stage(adapter, fluency_prompts=(), fluency_tokens=0, seed=0)
+            self.spare = adapter.version
             return None
-        self.serving = adapter.version
+        self.serving, self.spare = adapter.version, self.serving
         self._on_change()
         return routed.swap_ms
 
