@@ -7,6 +7,7 @@ passed in here.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -20,6 +21,7 @@ from edged.api.control import update_object
 from edged.api.feedback import feedback_object
 from edged.base_model import BaseModel
 from edged.control import Operator
+from edged.deep_parts import DeepParts
 from edged.failure import ADAPTER_FAULTS
 from edged.fallback import Fallback
 from edged.learn.folders import Folders
@@ -28,7 +30,7 @@ from edged.placing import Placing
 from edged.practice_parts import PracticeParts
 from edged.ratings import Ratings
 from edged.readings import Readings
-from edged.records import Episode, Feedback, Live, Update
+from edged.records import DeepVerdict, Episode, Feedback, Live, Update
 from edged.removal import RecordedAnswers, RecordedCompletions
 from edged.serve.admission import Limits as AdmissionLimits
 from edged.serve.answers import Answers
@@ -93,7 +95,21 @@ class Assembly:
             serve_worker=self.serve_worker,
             learner=self.learning.learner,
             is_stopping=lambda: self.is_stopping,
+            hindered=lambda: self.deep.hindrance(),
             on_change=self._announce_status,
+        )
+        self.deep = DeepParts(
+            settings,
+            model=model,
+            store=store,
+            folders=folders,
+            serve_worker=self.serve_worker,
+            routing=self.routing,
+            learning=self.learning,
+            candidates=self._candidates,
+            judge=self.practice.judge,
+            swaps=self.swaps,
+            on_verdict=self._deeply_judged,
         )
         self.watch = WatchParts(
             settings,
@@ -119,6 +135,7 @@ class Assembly:
             calibration=self.learning.calibration,
             reference=self.learning.reference,
             practice=self.practice,
+            deep=self.deep,
             placing=self.placing,
             watch=self.watch,
             first_tokens=self.learning.pacing.first_tokens,
@@ -131,6 +148,7 @@ class Assembly:
             **self.learning.loops(),
             **self.watch.loops(),
             "practice": self.practice.run,
+            "deep gate": self.deep.run,
             "resting": self._resting.run,
         }
 
@@ -139,6 +157,7 @@ class Assembly:
         self.learning.changed()
         self.practice.changed()
         self.watch.changed()
+        self.deep.changed()
 
     def app(self) -> FastAPI:
         """The HTTP application on these parts."""
@@ -186,7 +205,12 @@ class Assembly:
             Sleeper(
                 name="serve",
                 worker=self.serve_worker,
-                in_use=lambda: bool(self.answers.active) or self.learning.needs_serving or self.practice.is_working,
+                in_use=lambda: (
+                    bool(self.answers.active)
+                    or self.learning.needs_serving
+                    or self.practice.is_working
+                    or self.deep.is_looking
+                ),
                 keep_warm_s=lambda: resolved.serve_keeps_warm_s(self._settings(), self._model.path),
             )
         )
@@ -283,7 +307,7 @@ class Assembly:
         self._serving_changed()
 
     def _serve_said(self, message: protocol.Message) -> None:
-        takers = (self._tokeniser, self.practice, self.answers, self._staging, self.learning.pacing)
+        takers = (self._tokeniser, self.practice, self.deep, self.answers, self._staging, self.learning.pacing)
         if not any(part.received(message) for part in takers):
             log.warning("the serve worker sent a %s that nobody expects", type(message).__name__)
 
@@ -293,6 +317,7 @@ class Assembly:
         self._staging.down()
         self._tokeniser.down()
         self.practice.serve_down()
+        self.deep.serve_down()
         self._announce_status()
 
     def _serve_faulted(self, fault: protocol.Fault) -> None:
@@ -313,6 +338,7 @@ class Assembly:
 
     def _serving_changed(self) -> None:
         self.watch.changed()
+        self.deep.changed()
         self._announce_status()
 
     def _load_changed(self) -> None:
@@ -320,9 +346,11 @@ class Assembly:
         if self.answers.active:
             self._resting.used("serve")
         self.practice.users(self.answers.active)
+        self.deep.users(self.answers.active)
 
     def _learner_changed(self) -> None:
         self.practice.changed()
+        self.deep.changed()
         self._announce_status()
 
     async def _forget_removed(self) -> None:
@@ -345,6 +373,11 @@ class Assembly:
         if update.verdict == "published":
             self.events.publish("adapter", {"version": update.version, "why": "published", "pinned": False})
         self.watch.judged()
+        self._announce_status()
+
+    def _deeply_judged(self, version: int, verdict: DeepVerdict) -> None:
+        self.events.publish("deep_gate", {"version": version, **dataclasses.asdict(verdict)})
+        self.practice.changed()
         self._announce_status()
 
     def _announce_status(self) -> None:

@@ -96,7 +96,7 @@ class LearningParts:
         self._build_learner()
         self.tokenising = Tokenising(store.written, tokeniser, base_sha256=model.sha256, on_tokenised=self.learner.wake)
         self.scorer = Scorer(
-            self._trainer,
+            self.trainer,
             store.episodes,
             folders,
             base_sha256=model.sha256,
@@ -119,7 +119,7 @@ class LearningParts:
         return Importer(
             folders=self._folders,
             lineage=self._store.lineage,
-            trainer=self._trainer,
+            trainer=self.trainer,
             prover=self._prover,
             router=self._routing,
             candidates=self._candidates,
@@ -134,7 +134,7 @@ class LearningParts:
     @property
     def needs_serving(self) -> bool:
         """Whether the serve worker has a part in what learning does now or at once."""
-        return self.is_updating or (self.calibration.is_pending and self._trainer.is_ready)
+        return self.is_updating or (self.calibration.is_pending and self.trainer.is_ready)
 
     @property
     def is_updating(self) -> bool:
@@ -165,8 +165,8 @@ class LearningParts:
                 start=self._start_train,
                 on_ready=self._train_ready,
                 on_message=self._train_said,
-                on_down=lambda why: self._trainer.down(),
-                on_fault=lambda fault: self._trainer.fault(fault),
+                on_down=lambda why: self.trainer.down(),
+                on_fault=lambda fault: self.trainer.fault(fault),
                 oom_score_adj=TRAIN_OOM_SCORE_ADJ,
             )
         )
@@ -174,11 +174,11 @@ class LearningParts:
             Sleeper(
                 name="train",
                 worker=self._train_worker,
-                in_use=lambda: self._trainer.is_working or self.is_updating,
+                in_use=lambda: self.trainer.is_working or self.is_updating,
                 keep_warm_s=lambda: resolved.train_keeps_warm_s(self._settings(), self._placing.training),
             )
         )
-        self._trainer = Trainer(self._train_worker, start_timeout_s=learn.start_timeout_s, on_progress=self._progressed)
+        self.trainer = Trainer(self._train_worker, start_timeout_s=learn.start_timeout_s, on_progress=self._progressed)
         self.pacing = Pacing(
             self._train_worker,
             activity=self._training_activity,
@@ -186,16 +186,16 @@ class LearningParts:
         )
         self._prover = Prover(
             self._routing,
-            self._trainer,
+            self.trainer,
             self._store.lineage,
             lambda: resolved.proving(self._settings()),
-            self._eos_ids,
+            self.eos_ids,
             self._model.shape,
             self._model.sha256,
         )
         self.calibration = Calibration(
             self._routing,
-            self._trainer,
+            self.trainer,
             self._store.lineage,
             candidates=self._candidates,
             base_sha256=self._model.sha256,
@@ -219,7 +219,7 @@ class LearningParts:
             updates=self._store.updates,
             lineage=self._store.lineage,
             folders=self._folders,
-            trainer=self._trainer,
+            trainer=self.trainer,
             updater=self._build_updater(),
             calibration=self.calibration,
             on_change=self._heard.learner_changed,
@@ -231,7 +231,7 @@ class LearningParts:
         return Updater(
             folders=self._folders,
             updates=self._store.updates,
-            trainer=self._trainer,
+            trainer=self.trainer,
             prover=self._prover,
             router=self._routing,
             candidates=self._candidates,
@@ -275,17 +275,17 @@ class LearningParts:
     def _training_activity(self) -> Activity:
         if self._train_worker.state.phase == "starting":
             return "starting"
-        return "training" if self._trainer.is_working else "idle"
+        return "training" if self.trainer.is_working else "idle"
 
     def _train_ready(self, ready: protocol.Ready) -> None:
-        self._trainer.ready()
+        self.trainer.ready()
         self.pacing.trainer_ready()
         self.calibration.wake()
         self.scorer.wake()
         self._heard.changed()
 
     def _train_said(self, message: protocol.Message) -> None:
-        if not self._trainer.received(message):
+        if not self.trainer.received(message):
             log.warning("the train worker sent a %s that nobody expects", type(message).__name__)
 
     def _progressed(self, progress: protocol.Progress) -> None:
@@ -303,7 +303,8 @@ class LearningParts:
 
     # --------------------------------------------------------------------------------------- what the serve worker said
 
-    def _eos_ids(self) -> frozenset[int]:
+    def eos_ids(self) -> frozenset[int]:
+        """Tokens that end an answer; none before the first serve worker is ready."""
         facts = self._serve_facts()
         return frozenset() if facts is None or facts.model is None else frozenset(facts.model.eos_ids)
 

@@ -46,10 +46,13 @@ class PracticeParts:
         serve_worker: Worker,
         learner: Learner,
         is_stopping: Callable[[], bool],
+        hindered: Callable[[], str],
         on_change: Callable[[], None],
     ) -> None:
+        """hindered: why other work of the box goes before practice; "" if none does."""
         self._settings = settings
         self._store = store
+        self._hindered = hindered
         self._base_sha256 = model.sha256
         self._serve_worker = serve_worker
         self._learner = learner
@@ -61,7 +64,7 @@ class PracticeParts:
         if start is None:
             return
         serving = Serving(model=model.name, base_sha256=model.sha256, wait_s=section.serve.start_timeout_s)
-        self._sampler = Sampler(serving, serve_worker)
+        self._sampler = Sampler(serving, serve_worker, "practice")
         self.score_worker = workers.add(self._role(section, start))
         self._judging = Judging(
             self.score_worker,
@@ -87,6 +90,11 @@ class PracticeParts:
             await asyncio.Event().wait()
         else:
             await self._practising.run()
+
+    @property
+    def judge(self) -> Judging | None:
+        """Who rewards answers; None if only people do."""
+        return self._judging
 
     def view(self) -> status.PracticeView:
         """What a status shows."""
@@ -160,7 +168,7 @@ class PracticeParts:
             return "the daemon is stopping"
         if not self._serve_worker.is_ready:
             return "the serve worker is starting"
-        return hindrance(self._learner.state, self._learner.why, due=self._learner.due)
+        return self._hindered() or hindrance(self._learner.state, self._learner.why, due=self._learner.due)
 
     # --------------------------------------------------------------------------------------------------- score worker
 

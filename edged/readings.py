@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from edged import __version__, machine, status
 from edged.base_model import BaseModel
+from edged.deep_parts import DeepParts
 from edged.learn.calibrating import Calibration
 from edged.learn.learner import Learner
 from edged.learn.reference import Reference
@@ -37,6 +38,7 @@ class Readings:
         calibration: Calibration,
         reference: Reference,
         practice: PracticeParts,
+        deep: DeepParts,
         placing: Placing,
         watch: WatchParts,
         first_tokens: Callable[[], FirstTokens],
@@ -51,6 +53,7 @@ class Readings:
         self._calibration = calibration
         self._reference = reference
         self._practice = practice
+        self._deep = deep
         self._placing = placing
         self._watch = watch
         self._first_tokens = first_tokens
@@ -86,6 +89,7 @@ class Readings:
             reference=self._reference.version(),
             anchor=self._reference.anchor(),
             practice=self._practice.view(),
+            deep=self._deep.view(),
             dropped=self._dropped(),
             left_out=store.updates.left_out(),
             alarms=learner.alarms,

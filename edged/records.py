@@ -308,6 +308,20 @@ class Update:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DeepVerdict:
+    """What the deep gate found of a version that went live. against: the version that it was compared with. reason: a
+    sentence. rolled_back_to: the version that is served instead, or None. kept_why: why a refused one is still served.
+    """
+
+    verdict: Literal["passed", "refused", "undecided"]
+    against: int
+    at: float
+    reason: str
+    rolled_back_to: int | None = None
+    kept_why: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
     """One version in the lineage. Version 0 is the base and always there. `folder`: name under `adapters/`, or None.
 
@@ -328,6 +342,7 @@ class Adapter:
     verdict: WatchVerdict | None = None
     verdict_reason: str | None = None
     collected_at: float | None = None
+    deep: DeepVerdict | None = None  # None: the deep gate has not judged it
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

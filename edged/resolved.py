@@ -13,6 +13,7 @@ from adapters.shape import BaseShape
 from edged import machine
 from edged.base_model import BaseModel, choose_backend
 from edged.devices import find_devices
+from edged.learn.deep_proving import DeepSettings
 from edged.learn.gate import Limits as GateLimits
 from edged.learn.job import LearnSettings
 from edged.learn.judging import JudgingRules
@@ -93,6 +94,11 @@ def proving(settings: Settings) -> ProvingSettings:
 def pace_targets(settings: Settings) -> PaceTargets:
     """What training gives way to, and what it keeps."""
     return PaceTargets(min_share=settings.learn.min_share, ttft_inflation=settings.serve.ttft_inflation)
+
+
+def deep_gate(settings: Settings) -> DeepSettings:
+    """`[gate]` for the deep gate."""
+    return DeepSettings(tokens=settings.gate.deep_tokens, fixed_prompts=settings.gate.fluency_prompts)
 
 
 def start_serve(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from edged.records import DeepVerdict
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RatedView:
@@ -32,6 +34,15 @@ class WatchView:
     alarm_at: float | None = None
     rated: RatedView | None = None
     reference: RatedView | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DeepView:
+    """Where the deep gate stands, and what it found of the version that is live; None: nothing yet."""
+
+    state: str
+    why: str
+    verdict: DeepVerdict | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from edged.records import Anchor, Live, PracticeCounts, Update, WrittenCounts
-from edged.standing import FilesView, WatchView, files_object, watch_object
+from edged.standing import DeepView, FilesView, WatchView, files_object, watch_object
 from edged.times import rfc3339
 from edged.ttft import FirstTokens
 from engine import protocol
@@ -90,6 +90,7 @@ class Parts:
     reference: int
     anchor: Anchor | None
     practice: PracticeView
+    deep: DeepView
     dropped: Mapping[str, int]
     left_out: Mapping[str, int]
     alarms: tuple[str, ...]
@@ -125,6 +126,7 @@ def status(parts: Parts) -> dict[str, Any]:
             "pinned": parts.live.pinned,
             "reason": parts.live.reason,
             **watch_object(parts.watch),
+            "deep_gate": dataclasses.asdict(parts.deep),
         },
         "learner": {
             "state": parts.learner_state,

@@ -36,6 +36,7 @@ COMPOSITION_ROOTS = (
     "edged.practice_parts",
     "edged.resolved",
     "edged.watch_parts",
+    "edged.deep_parts",
     "edged.cli",
     "edged.bench",
     "edged.demo",

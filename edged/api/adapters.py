@@ -71,6 +71,15 @@ def _add_readers(router: APIRouter, control: Control, access: Access) -> None:
         data = [adapter_object(adapter, live.version) for adapter in adapters]
         return {"object": "list", "live": live_object(live), "data": data}
 
+    @router.get("/v1/adapters/{version}", summary="One version, with its figures and verdicts",
+                dependencies=[any_caller])  # fmt: skip
+    async def show_adapter(version: Version) -> dict[str, Any]:
+        live, adapters = await control.adapters()
+        for adapter in adapters:
+            if adapter.version == version:
+                return adapter_object(adapter, live.version)
+        raise Refused(404, "adapter_not_found", f"no adapter has the version {version}")
+
     @router.get("/v1/adapters/{version}/diff/{other}", summary="How far two versions lie apart",
                 dependencies=[any_caller])  # fmt: skip
     async def diff(version: Version, other: Version) -> dict[str, Any]:

@@ -31,6 +31,12 @@ SHOWN_FIGURES = {
     "gate/fluency_logprob": "plausibility of its probe answers to the base, nats/token",
     "gate/fluency_logprob_live": "the same of the version that was live",
     "gate/distinct_2": "share of distinct token pairs in its probe answers",
+    "deep/prompts": "prompts that the deep gate compared it on with the version before",
+    "deep/implausible": "plausibility of these answers to the base, nats/token",
+    "deep/implausible_before": "the same of the version before",
+    "deep/repeated": "share of token triples in them that were there before",
+    "deep/repeated_before": "the same of the version before",
+    "deep/corrections_fall": "what corrections lost against what they corrected, nats/token",
 }
 
 commands = typer.Typer(help="The adapter versions: see, choose, move.", no_args_is_help=True)
@@ -202,11 +208,22 @@ def versions_text(body: dict[str, Any]) -> str:
             adapter["origin"],
             _state_text(adapter),
             when(adapter.get("created_at")) if adapter["version"] else "-",
+            (adapter.get("deep") or {}).get("verdict", "-"),
             (adapter.get("verdict") == "rolled_back" and adapter.get("verdict_reason")) or adapter.get("reason") or "",
         ]
         for adapter in body["data"]
     ]
-    return columns(rows, header=["", "version", "parent", "origin", "state", "created", "reason"])
+    return columns(rows, header=["", "version", "parent", "origin", "state", "created", "deep gate", "reason"])
+
+
+def deep_text(deep: dict[str, Any]) -> str:
+    """What the deep gate found, in a line."""
+    told = f"{deep['verdict']} against v{deep['against']}: {deep['reason']}"
+    if deep.get("rolled_back_to") is not None:
+        told += f"; rolled back to v{deep['rolled_back_to']}"
+    elif deep.get("kept_why"):
+        told += f"; still served: {deep['kept_why']}"
+    return told
 
 
 def _state_text(adapter: dict[str, Any]) -> str:
@@ -219,8 +236,10 @@ def version_text(adapter: dict[str, Any], *, every: bool = False) -> str:
     rows = [
         [name.replace("_", " "), when(value) if name == "created_at" else str(value)]
         for name, value in adapter.items()
-        if name != "metrics" and value is not None
+        if name not in ("metrics", "deep") and value is not None
     ]
+    if deep := adapter.get("deep"):
+        rows.append(["deep gate", deep_text(deep)])
     metrics: dict[str, float] = adapter.get("metrics") or {}
     names = sorted(metrics) if every else [name for name in SHOWN_FIGURES if name in metrics]
     parts = [columns(rows)]

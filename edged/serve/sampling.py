@@ -1,8 +1,9 @@
 """Groups of answers that the box asks of itself: a client of the serve worker that gives way to everybody else.
 
-Sampled at temperature 1 with full support, as policy gradients want it. Nothing is recorded here, no limit of users'
-requests counts these, and `interrupt` ends them all at once: on the worker the slots are free for whatever is sent
-after it. A group is whole or is not there at all.
+Sampled with full support, and at temperature 1 unless told otherwise, as policy gradients want it. Nothing is recorded
+here, no limit of users' requests counts these, and `interrupt` ends them all at once: on the worker the slots are free
+for whatever is sent after it. A group is whole or is not there at all. Each purpose has a sampler of its own, whose
+groups are known by their names.
 """
 
 from __future__ import annotations
@@ -19,9 +20,6 @@ from edged.records import Caller, Episode, PracticePrompt
 from edged.serve import translation
 from edged.serve.translation import Serving
 from engine import protocol
-
-ID_PREFIX = "practice-"
-PRACTICE = Caller(name="practice", scopes=frozenset())
 
 
 class Interrupted(Exception):
@@ -50,27 +48,41 @@ class _Group:
 
 
 class Sampler:
-    """Lives on the event loop; `received` and `down` are called by its owner."""
+    """Lives on the event loop; `received` and `down` are called by its owner. purpose: one word, "practice"."""
 
-    def __init__(self, serving: Serving, engine: Engine) -> None:
+    def __init__(self, serving: Serving, engine: Engine, purpose: str) -> None:
+        self._caller = Caller(name=purpose, scopes=frozenset())
+        self._prefix = f"{purpose}-"
         self._serving = serving
         self._engine = engine
         self._groups: dict[str, _Group] = {}
 
-    async def sample(self, prompt: PracticePrompt, *, n: int, max_tokens: int, seed: int) -> list[Episode]:
-        """`n` answers to `prompt` by the version that is live, without ids.
+    async def sample(
+        self,
+        prompt: PracticePrompt,
+        *,
+        n: int,
+        max_tokens: int,
+        seed: int,
+        temperature: float = 1.0,
+        version: int | None = None,
+    ) -> list[Episode]:
+        """`n` answers to `prompt`, without ids.
 
+        Args:
+            version: that answers; None for the one that is live.
         Raises:
             Interrupted: by `interrupt`.
-            JobRefused: the engine will not answer this prompt. WorkerLost: it died, or is not there.
+            JobRefused: the engine will not answer this prompt, or holds no such version (`not_resident`).
+            WorkerLost: it died, or is not there.
         """
         if not self._engine.is_ready:
             raise WorkerDown("the serve worker is not running")
-        ask = _ask(prompt, n=n, max_tokens=max_tokens, seed=seed)
+        ask = self._ask(prompt, n=n, max_tokens=max_tokens, seed=seed, temperature=temperature)
         group = _Group(ask, time.time(), asyncio.get_running_loop().create_future())
         self._groups[ask.completion_id] = group
         try:
-            self._engine.send(translation.generate(ask, max_tokens))
+            self._engine.send(dataclasses.replace(translation.generate(ask, max_tokens), version=version))
             return await group.outcome
         finally:
             if self._groups.pop(ask.completion_id, None) is not None and group.outcome.cancelled():
@@ -96,7 +108,7 @@ class Sampler:
                 | protocol.ChoiceDone()
                 | protocol.RequestDone()
                 | protocol.RequestFailed()
-            ) if message.request_id.startswith(ID_PREFIX):
+            ) if message.request_id.startswith(self._prefix):
                 group = self._groups.get(message.request_id)
                 if group is not None:  # else it was given up
                     self._take(group, message)
@@ -132,6 +144,26 @@ class Sampler:
         ]
         return [dataclasses.replace(episode, origin="practice") for episode in episodes]
 
+    def _ask(self, prompt: PracticePrompt, *, n: int, max_tokens: int, seed: int, temperature: float) -> Ask:
+        return Ask(
+            completion_id=f"{self._prefix}{secrets.token_hex(12)}",
+            messages=prompt.messages,
+            prompt=prompt.prompt,
+            n=n,
+            temperature=temperature,
+            top_p=1.0,
+            top_k=0,
+            seed=seed,
+            max_tokens=max_tokens,
+            stop=(),
+            logprobs=False,
+            top_logprobs=0,
+            user=None,
+            metadata={},
+            caller=self._caller,
+            stream=False,
+        )
+
     def _cancel(self, group: _Group) -> None:
         if self._engine.is_ready:
             self._engine.send(protocol.Cancel(request_id=group.ask.completion_id))
@@ -140,24 +172,3 @@ class Sampler:
 def _fail(group: _Group, error: Exception) -> None:
     if not group.outcome.done():
         group.outcome.set_exception(error)
-
-
-def _ask(prompt: PracticePrompt, *, n: int, max_tokens: int, seed: int) -> Ask:
-    return Ask(
-        completion_id=f"{ID_PREFIX}{secrets.token_hex(12)}",
-        messages=prompt.messages,
-        prompt=prompt.prompt,
-        n=n,
-        temperature=1.0,
-        top_p=1.0,
-        top_k=0,
-        seed=seed,
-        max_tokens=max_tokens,
-        stop=(),
-        logprobs=False,
-        top_logprobs=0,
-        user=None,
-        metadata={},
-        caller=PRACTICE,
-        stream=False,
-    )

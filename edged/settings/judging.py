@@ -120,3 +120,11 @@ class GateSection(Section):
         _FLUENCY_PROMPTS, "Questions that every candidate answers before it is served.", live=True, min_length=1
     )
     fluency_tokens: int = key(24, "Tokens of each probe answer at most.", ge=4, le=512, live=True)
+    deep: bool = key(
+        True,
+        "Look at what went live once more, in idle time, over more answers; a version that is worse is rolled back.",
+        live=True,
+    )
+    deep_tokens: int = key(
+        4096, "Tokens sampled to look at one version at most, those of the one before included.", ge=1024, live=True
+    )

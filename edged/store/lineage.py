@@ -17,7 +17,7 @@ from typing import Any
 import apsw
 
 from edged import swap
-from edged.records import Adapter, AdapterOrigin, Caller, Live, PublishedAdapter, WatchVerdict
+from edged.records import Adapter, AdapterOrigin, Caller, DeepVerdict, Live, PublishedAdapter, WatchVerdict
 from edged.refusal import Refused
 from edged.store import anchors, audit, blobs
 from edged.store.database import Database
@@ -25,7 +25,7 @@ from edged.store.rows import Row, all_rows, first_row, single_row
 
 _ADAPTER = (
     "SELECT version, parent_version, origin, state, created_at, sha256, folder, reason, kept, metrics, verdict,"
-    " verdict_reason, collected_at FROM adapters"
+    " verdict_reason, collected_at, deep FROM adapters"
 )
 _LIVE = (
     "SELECT h.version, h.since, h.why, h.caller, h.pinned, h.reason, a.verdict"
@@ -408,6 +408,7 @@ def _to_adapter(row: Row) -> Adapter:
         verdict=row[10],
         verdict_reason=row[11],
         collected_at=row[12],
+        deep=None if row[13] is None else DeepVerdict(**blobs.from_json(row[13])),
     )
 
 

@@ -281,6 +281,9 @@ _STEPS = (
         calls TEXT NOT NULL
     ) STRICT;
     """,
+    """
+    ALTER TABLE adapters ADD COLUMN deep TEXT; -- what the deep gate found, as JSON
+    """,
 )
 
 SCHEMA_VERSION = len(_STEPS)

@@ -20,8 +20,10 @@ from edged.store.anchors import Anchors
 from edged.store.audit import Audit
 from edged.store.completions import StoredCompletions
 from edged.store.database import Database
+from edged.store.deep_verdicts import DeepVerdicts
 from edged.store.episodes import Episodes
 from edged.store.feedback import FeedbackRows
+from edged.store.held_out import HeldOut
 from edged.store.keys import KeyRing
 from edged.store.lineage import Lineage
 from edged.store.practice import Practice
@@ -50,6 +52,8 @@ class Store:
         self.feedback = FeedbackRows(database, snapshots.tally, clock=clock)
         self.written = WrittenRows(database)
         self.practice = Practice(database)
+        self.held_out = HeldOut(database)
+        self.deep_verdicts = DeepVerdicts(database)
         self.lineage = Lineage(database, snapshots.lineage, clock=clock)
         self.updates = Updates(database, self.lineage, snapshots.updates)
         self.anchors = Anchors(database, snapshots.anchor)

@@ -12,8 +12,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from edged import status
-from edged.records import Anchor, Live, PracticeCounts, Update, WrittenCounts
-from edged.standing import FilesView, RatedView, WatchView
+from edged.records import Anchor, DeepVerdict, Live, PracticeCounts, Update, WrittenCounts
+from edged.standing import DeepView, FilesView, RatedView, WatchView
 from edged.status import Parts, PracticeView, WorkerView
 from edged.ttft import FirstTokens
 from engine import protocol
@@ -73,6 +73,9 @@ def parts(**changes: Any) -> Parts:
             fitted=protocol.FitReport(
                 n_ratings=40, n_pairs=90, head="ridge", accuracy=0.8, chance_se=0.05, used=True, why="it is used"
             ),
+        ),
+        "deep": DeepView(
+            state="idle", why="", verdict=DeepVerdict(verdict="passed", against=2, at=50.0, reason="no worse")
         ),
         "written": WrittenCounts(pairs_waiting=2, pairs_used=3, corrections_waiting=1),
         "dropped": {"greedy": 2, "stale": 1},

@@ -14,6 +14,7 @@ Environment:
     EDGED_LIGHT_CRASH_WHILE  a file; it crashes only while that is there
     EDGED_LIGHT_HOLD         a file; while it is there, answers to prompts with "hold" in them get no further
     EDGED_LIGHT_REFUSES      a version that it will not start with
+    EDGED_LIGHT_STAMMERS     a version whose answers to requests are one word over and over
     EDGED_LIGHT_DISK_FULL    a file; while it is there, no result of a training can be written
     EDGED_LIGHT_HANG         a point as above at which it stops turning, without dying
 """
@@ -142,6 +143,8 @@ class Request:
         for index in range(self.message.n):
             draw = number(self.prompt_ids, version, self.seed, index)
             ids = [FIRST_WORD_ID + number(draw, i) % len(WORDS) for i in range(6 + draw % 12)] + [EOS_ID]
+            if os.environ.get("EDGED_LIGHT_STAMMERS") == str(version):
+                ids = [ids[0]] * 20
             self.choices.append(Choice(ids[: self.room], stop=self.message.sampling.stop))
 
 

@@ -41,3 +41,15 @@ def test_a_version_that_was_rolled_back_is_listed_with_what_spoke_against_it() -
     assert "rolled back, kept" in first
     assert first.endswith("version 2 was rated -0.50")
     assert "published, kept" in second
+
+
+def test_the_verdict_of_the_deep_gate_stands_in_the_list_and_its_sentence_with_the_version() -> None:
+    deep = {"verdict": "refused", "against": 2, "at": 1.0, "reason": "it stammers", "rolled_back_to": 2, "kept_why": ""}
+    lists = {"origin": "trained", "state": "published"}
+    body = {"live": {"version": 2}, "data": [{**ADAPTER, **lists, "version": 2}, {**ADAPTER, **lists, "deep": deep}]}
+    rows = versions_text(body).splitlines()
+    at = rows[0].index("deep gate")
+    assert [row[at:].split()[0] for row in rows[1:]] == ["-", "refused"]
+    assert "refused against v2: it stammers; rolled back to v2" in version_text({**ADAPTER, "deep": deep})
+    stays = version_text({**ADAPTER, "deep": {**deep, "rolled_back_to": None, "kept_why": "v3 is pinned"}})
+    assert "it stammers; still served: v3 is pinned" in stays

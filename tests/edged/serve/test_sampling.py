@@ -40,7 +40,8 @@ def run(scenario: Callable[[LightEngine, Sampler], Awaitable[None]]) -> None:
     async def main() -> None:
         engine = LightEngine()
         async with asyncio.timeout(GUARD_S):
-            await scenario(engine, Sampler(Serving(model="small", base_sha256="b" * 64, wait_s=1.0), engine))
+            serving = Serving(model="small", base_sha256="b" * 64, wait_s=1.0)
+            await scenario(engine, Sampler(serving, engine, "practice"))
 
     asyncio.run(main())
 
