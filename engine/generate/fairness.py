@@ -27,13 +27,13 @@ FORGET_EVERY = 64  # users that are away are looked at once this many more are k
 
 
 class Waiting(Protocol):
-    """What can wait: only its user matters here."""
+    """What can wait: only its user matters here. None: the worker's own work, such as a proof, which takes no turn."""
 
     @property
     def key(self) -> Hashable: ...
 
     @property
-    def user(self) -> str: ...
+    def user(self) -> str | None: ...
 
 
 W = TypeVar("W", bound=Waiting)
@@ -66,42 +66,51 @@ class Service:
         known = self._users.get(user)
         return self._level if known is None else known.served
 
-    def rank(self, user: str) -> tuple[int, int]:
+    def rank(self, user: str | None) -> tuple[int, int]:
         """Whoever's is smallest is next. The user must be present."""
+        if user is None:
+            return -1, 0
         known = self._users[user]
         return known.served, known.turn
 
-    def enter(self, user: str, waiting: Collection[str]) -> None:
+    def enter(self, user: str | None, waiting: Collection[str | None]) -> None:
         """A piece of `user` comes while pieces of the users `waiting` wait."""
+        if user is None:
+            return
         known = self._users.get(user)
         if known is None:
             self._forget_absent()
             known = self._users[user] = _User(self._level)
         if user not in waiting:
-            least = min((self._users[other].served for other in waiting), default=0)
+            least = min((self._users[other].served for other in waiting if other is not None), default=0)
             known.served = max(known.served, self._level, least)
         known.n_present += 1
         self._n_present += 1
 
-    def leave(self, user: str) -> None:
+    def leave(self, user: str | None) -> None:
         """A piece of `user` is over, or was taken back."""
+        if user is None:
+            return
         self._users[user].n_present -= 1
         self._n_present -= 1
         if self._n_present == 0:
             self._users.clear()
             self._level = 0
 
-    def admit(self, user: str, prompt_tokens: int) -> None:
+    def admit(self, user: str | None, prompt_tokens: int) -> None:
         """A waiting piece of `user` gets a slot, where it evaluates that many tokens of its prompt."""
+        if user is None:
+            return
         self._n_turns += 1
         known = self._users[user]
         known.turn = self._n_turns
         known.served += prompt_tokens
         self._level = max(self._level, known.served)
 
-    def sample(self, user: str) -> None:
+    def sample(self, user: str | None) -> None:
         """A token was sampled for `user`."""
-        self._users[user].served += SAMPLED_WEIGHT
+        if user is not None:
+            self._users[user].served += SAMPLED_WEIGHT
 
     def _forget_absent(self) -> None:
         if len(self._users) < self._forget_at:
@@ -115,7 +124,7 @@ class FairQueue(Generic[W]):
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._lines: dict[str, collections.deque[tuple[int, W]]] = {}  # with the number of the arrival
+        self._lines: dict[str | None, collections.deque[tuple[int, W]]] = {}  # with the number of the arrival
         self._arrivals = itertools.count()
 
     def __bool__(self) -> bool:
@@ -126,7 +135,7 @@ class FairQueue(Generic[W]):
         self._service.enter(piece.user, self._lines.keys())
         self._lines.setdefault(piece.user, collections.deque()).append((next(self._arrivals), piece))
 
-    def head(self, passed: Collection[str] = ()) -> W | None:
+    def head(self, passed: Collection[str | None] = ()) -> W | None:
         """Whose turn it is among the users that are not `passed`; None if nobody else waits."""
         users = [user for user in self._lines if user not in passed]
         if not users:

@@ -45,15 +45,15 @@ KEPT_TOKENS = 1024
 class Piece:
     """Work for one sequence. rows_from: index of the first token whose logits row is wanted.
 
-    room: how many tokens may be appended after `tokens`. user: who is served. group: whose prompt is the same, "" if
-    there is no other.
+    room: how many tokens may be appended after `tokens`. user: who is served; None: nobody but the worker. group: of
+    pieces with the same prompt, "" if there is no other.
     """
 
     key: Hashable
     tokens: tuple[int, ...]
     rows_from: int
     room: int
-    user: str = ""
+    user: str | None = None
     group: str = ""
 
     def __post_init__(self) -> None:
@@ -262,7 +262,7 @@ class Scheduler:
     def _admit_waiting(self, moves: list[Copy | Forget]) -> list[Admitted]:
         """Give slots to who can have them. Appends the moves that this takes."""
         admitted: list[Admitted] = []
-        passed: set[str] = set()  # users whose next piece waits for a prefix, which costs nobody else a slot
+        passed: set[str | None] = set()  # users whose next piece waits for a prefix, which costs nobody else a slot
         while len(self._active) < self._slots and (piece := self._queue.head(passed)) is not None:
             source, n_shared, is_early = self._longest_prefix(piece)
             if is_early:

@@ -293,6 +293,20 @@ def test_what_a_user_was_served_in_one_context_counts_in_the_other() -> None:
     assert [a.key for a in alone.plan(100).admitted] == ["ann's"]
 
 
+def test_proofs_take_no_turn_and_put_no_newcomer_back() -> None:
+    service = Service()
+    live, spare = (Scheduler(slots=1, n_sequences=2, pool_tokens=200, service=service) for _ in range(2))
+    for number in range(2):
+        live.submit(piece(number, (number, 7), user="ann"))
+    live.plan(100)
+    spare.submit(Piece("proof", tuple(range(100)), rows_from=50, room=0))
+    assert spare.plan(200).rows
+    spare.finish("proof")
+    live.submit(piece("bob's", (3, 4), user="bob"))
+    live.finish(0)
+    assert [a.key for a in live.plan(100).admitted] == ["bob's"]
+
+
 def test_choices_wait_for_their_prompt_and_other_users_do_not_wait_with_them() -> None:
     s, prompt = scheduler(slots=4, pool=400, sequences=6), tuple(range(50))
     for choice in range(3):
