@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from engine.generate.backend import Vocabulary
 from engine.generate.calls import CallStream, Syntax, grammar_of_call, tools_of
 from engine.generate.keywords import BadSchema
+from engine.generate.length import excess
 from engine.generate.prompt import Prompts
 from engine.generate.sampling import Constraint, ConstraintFailed
 from engine.generate.schema import grammar_of
@@ -120,6 +121,7 @@ class Asking:
 
     def tokenise(self, message: Tokenise) -> Tokenised:
         """The tokens of a written answer. Raises Refused."""
+        self._check_length([*(turn.content for turn in message.messages or ()), message.answer])
         prompt_ids = self._chat(message.messages) if message.messages is not None else ()
         completion_ids = self._prompts.answer(message.answer)
         n_prompt = len(prompt_ids) if message.messages is not None else message.prompt_tokens
@@ -135,6 +137,8 @@ class Asking:
             raise Refused("bad_prompt", "exactly one of messages and prompt must be set")
         if message.n < 1:
             raise Refused("bad_prompt", f"n: {message.n} choices asked, at least 1 is needed")
+        turns = message.messages or ()
+        self._check_length([message.prompt or "", *(turn.content for turn in turns)])
         if message.messages is not None:
             prompt_ids = self._chat(message.messages, offered)
         else:
@@ -143,6 +147,12 @@ class Asking:
         if not prompt_ids:
             raise Refused("bad_prompt", "prompt: it has no tokens; the model needs at least one")
         return prompt_ids
+
+    def _check_length(self, texts: Sequence[str]) -> None:
+        told = excess(self._vocabulary, texts, min(self._context_tokens, self._trained_tokens))
+        if told is not None:
+            reason = too_long(told, self._context_tokens, self._trained_tokens)
+            raise Refused("context_length_exceeded", reason)
 
     def _chat(self, messages: Sequence[ChatMessage], offered: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
         try:
@@ -159,7 +169,7 @@ class Asking:
     def _room(self, message: Generate, prompt_ids: tuple[int, ...]) -> int:
         left = min(self._context_tokens, self._trained_tokens) - len(prompt_ids)
         if left < 1:
-            reason = too_long(len(prompt_ids), self._context_tokens, self._trained_tokens)
+            reason = too_long(f"has {len(prompt_ids)} tokens", self._context_tokens, self._trained_tokens)
             raise Refused("context_length_exceeded", reason)
         asked = message.sampling.max_tokens
         if asked is not None and asked < 1:
@@ -167,14 +177,15 @@ class Asking:
         return left if asked is None else min(asked, left)
 
 
-def too_long(prompt_tokens: int, context_tokens: int, trained_tokens: int) -> str:
+def too_long(what: str, context_tokens: int, trained_tokens: int) -> str:
     """Why a prompt leaves no room for an answer, and what helps.
 
     Args:
+        what: what the prompt has, as "has 9000 tokens".
         context_tokens: `serve.context_tokens`.
         trained_tokens: the longest sequence that the model was trained for.
     """
-    told = f"the prompt has {prompt_tokens} tokens"
+    told = f"the prompt {what}"
     if context_tokens < trained_tokens:
         return (
             f"{told}, the context holds {context_tokens} for prompt and answer together; shorten it or raise "
