@@ -88,6 +88,7 @@ def status_text(status: dict[str, Any]) -> str:
         resident = f", {size(rss)}" if rss else ""
         pid = f", pid {worker['pid']}" if worker.get("pid") else ""
         rows.append([f"worker {worker.get('name', '?')}", f"{worker.get('state', '?')}{pid}{resident}"])
+        rows += [["- fault", str(worker["fault"])]] if worker.get("fault") else []
         rows += [
             [f"- rank {rank}", f"pid {other['pid']}, {size(other['rss_bytes'])}"]
             for rank, other in enumerate(worker.get("ranks", []), start=1)

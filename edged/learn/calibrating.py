@@ -103,7 +103,7 @@ class Calibration:
             return
         if self.noise is None:
             self._attempts_left = 0  # the same dice would give the same answers
-            self.why = "the base's answers to the probes are too short to tell"
+            self.why = "too few tokens of the base's answers to the probes have a log-probability to compare"
             log.warning("calibration: %s", self.why)
             return
         log.info("trainer and server: bias %.4f, spread %.3f nats a token", self.noise.bias, self.noise.spread)

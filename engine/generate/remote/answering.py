@@ -313,23 +313,23 @@ class Answering:
             self._ended(answer.context)
 
     def _check_adapter(self, answer: Answer, refused: ServerRefused) -> None:
-        """A server that was started again has forgotten its adapters. Blocking, and rare."""
+        """A server that was started again has forgotten its adapters. Blocks for seconds, and is rare."""
         name = None if answer.context is None else self._name_of(self._swap.version(answer.context))
         if name is None or refused.status not in (400, 404):
             return
         try:
-            known = self._server.loaded()
+            known = self._server.loaded(quickly=True)
         except (ServerGone, ServerRefused) as error:
             raise EngineFault("server_unreachable", str(error)) from error
-        if known and name in known:
+        if name in known:
             return
         raise EngineFault(
             "adapter_lost", f"{self._server.name} no longer has the adapter {name}; was it started again?"
         )
 
     def _check_server(self, gone: ServerGone) -> None:
-        """Whether it is the server that is gone, and not one connection of it. Blocking, and rare."""
+        """Whether it is the server that is gone, and not one connection of it. Blocks for seconds, and is rare."""
         try:
-            self._server.loaded()
+            self._server.loaded(quickly=True)
         except (ServerGone, ServerRefused) as error:
             raise EngineFault("server_unreachable", f"{self._server.name} is gone: {error}") from gone

@@ -59,8 +59,8 @@ class Server(Protocol):
     def max_tokens(self) -> int | None:
         """Longest sequence that it takes; None if it does not say."""
 
-    def loaded(self) -> dict[str, str]:
-        """Adapters that it has: name -> path, as it sees it ("" if it does not say)."""
+    def loaded(self, *, quickly: bool = False) -> dict[str, str]:
+        """Adapters that it has: name -> path, as it sees it ("" if it does not say). quickly: see `Transport.get`."""
 
     def load(self, name: str, path: str) -> None:
         """Load an adapter under a name that it has not had for another one. Repeating it changes nothing."""
@@ -92,9 +92,9 @@ def find_server(transport: Transport) -> Server:
     raise ServerGone(f"{transport.url}: a server of {owner!r}; vLLM and SGLang are spoken to")
 
 
-def model_cards(transport: Transport) -> list[dict[str, Any]]:
+def model_cards(transport: Transport, *, quickly: bool = False) -> list[dict[str, Any]]:
     """What `/v1/models` lists. Raises ServerGone, ServerRefused."""
-    listed = transport.get("/v1/models")
+    listed = transport.get("/v1/models", quickly=quickly)
     cards = listed.get("data") if isinstance(listed, dict) else None
     if not isinstance(cards, list) or not all(isinstance(card, dict) for card in cards):
         raise ServerGone(f"{transport.url}: /v1/models lists no models; is it a server of language models?")

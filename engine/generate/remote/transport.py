@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 CONNECT_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 120.0  # an adapter may have to be read from a slow disk
+QUICK_TIMEOUT_S = 3.0
 SILENCE_S = 120.0  # of a stream, from one token to the next, or in the server's queue
 TRIES = 3
 PAUSE_S = 0.2  # before the second try; doubles
@@ -47,9 +48,10 @@ class Transport:
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
 
-    def get(self, path: str) -> Any:
-        """The JSON behind `path`. Raises ServerGone, ServerRefused."""
-        return self._patiently("GET", path, None)
+    def get(self, path: str, *, quickly: bool = False) -> Any:
+        """The JSON behind `path`. quickly: for a caller who holds others up: one try, and little patience. Raises
+        ServerGone, ServerRefused."""
+        return self._once("GET", path, None, QUICK_TIMEOUT_S) if quickly else self._patiently("GET", path, None)
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
         """The JSON, or else the text, that answers `body`; only for what may be repeated. Raises ServerGone,
@@ -68,8 +70,8 @@ class Transport:
                 time.sleep(PAUSE_S * 2**pause)
         return self._once(method, path, body)
 
-    def _once(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
-        connection = self.connect(ANSWER_TIMEOUT_S)
+    def _once(self, method: str, path: str, body: dict[str, Any] | None, timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
+        connection = self.connect(timeout_s)
         try:
             data = self.request(connection, method, path, body).read()
         except (OSError, http.client.HTTPException) as error:
@@ -83,14 +85,14 @@ class Transport:
 
     def connect(self, timeout_s: float) -> http.client.HTTPConnection:
         """An open connection. Raises ServerGone."""
-        parts = urlsplit(self.url)
+        parts, patience_s = urlsplit(self.url), min(CONNECT_TIMEOUT_S, timeout_s)
         connection: http.client.HTTPConnection
         if parts.scheme == "unix":
-            connection = _UnixConnection(parts.path, timeout=CONNECT_TIMEOUT_S)
+            connection = _UnixConnection(parts.path, timeout=patience_s)
         elif parts.scheme == "https":
-            connection = http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=CONNECT_TIMEOUT_S)
+            connection = http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=patience_s)
         else:
-            connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=CONNECT_TIMEOUT_S)
+            connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=patience_s)
         try:
             connection.connect()
         except OSError as error:

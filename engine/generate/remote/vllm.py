@@ -34,8 +34,8 @@ class Vllm:
         length = base.get("max_model_len")
         self.max_tokens = length if isinstance(length, int) else None
 
-    def loaded(self) -> dict[str, str]:
-        return adapters_of(model_cards(self._transport))
+    def loaded(self, *, quickly: bool = False) -> dict[str, str]:
+        return adapters_of(model_cards(self._transport, quickly=quickly))
 
     def load(self, name: str, path: str) -> None:
         if name in self.loaded():
