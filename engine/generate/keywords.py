@@ -22,7 +22,7 @@ _ANNOTATIONS = frozenset(
 OF_TYPE = {
     "object": frozenset({"properties", "required", "additionalProperties"}),
     "array": frozenset({"items", "prefixItems", "minItems", "maxItems"}),
-    "string": frozenset({"minLength", "maxLength", "format"}),
+    "string": frozenset({"minLength", "maxLength", "format", "pattern"}),
     "number": frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}),
 }
 COMBINED = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")

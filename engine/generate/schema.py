@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from engine.generate import formats, numerals
+from engine.generate import formats, numerals, patterns
 from engine.generate.alternatives import are_apart, is_of_type, part_early
 from engine.generate.gbnf import BadGrammar, Chars, Grammar, Item, Rule, Text, chars
 from engine.generate.keywords import (
@@ -303,10 +303,13 @@ class _Converter:
 
     def _string(self, schema: Mapping[str, Any], path: str, depth: int) -> Rule:
         least, most = bounds_of(schema, "minLength", "maxLength", path)
-        if "format" not in schema:
+        ruled = [name for name in ("format", "pattern") if name in schema]
+        if not ruled:
             return self._text(least, most)
-        if "minLength" in schema or "maxLength" in schema:
-            raise BadSchema(f"{path}: minLength and maxLength beside format are not supported; leave them out")
+        if len(ruled) > 1 or "minLength" in schema or "maxLength" in schema:
+            raise BadSchema(f"{path}: {ruled[0]!r} beside others for the same text is not supported; use one")
+        if "pattern" in schema:
+            return self._pattern(schema["pattern"], path)
         form = schema["format"]
         self._formats_known = self._formats_known or formats.all_of(self.grammar)
         sequence = self._formats_known.get(form) if isinstance(form, str) else None
@@ -314,6 +317,15 @@ class _Converter:
             known = ", ".join(self._formats_known)
             raise BadSchema(f"{path}/format: {str(form)[:60]!r} is not supported; {known} are")
         return self.grammar.sequence(Text('"'), *sequence, Text('"'))
+
+    def _pattern(self, pattern: Any, path: str) -> Rule:
+        if not isinstance(pattern, str):
+            raise BadSchema(f"{path}/pattern: a regular expression is needed")
+        try:
+            inside = patterns.text_of(self.grammar, pattern)
+        except patterns.BadPattern as error:
+            raise BadSchema(f"{path}/pattern: {error}") from None
+        return self.grammar.sequence(Text('"'), inside, Text('"'))
 
     def _text(self, least: int, most: int | None) -> Rule:
         """A JSON string of so many characters: as themselves or escaped, no half of a surrogate pair."""

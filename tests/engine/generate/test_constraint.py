@@ -57,6 +57,7 @@ def takes(constraint: Constraint, model: Model, text: str) -> bool:
         (RECURSIVE, ['{"name":"é","children":[{"name":"b", "children":[]}]}'], ['{"name":"","children":[]}']),
         ({"type": "integer", "maximum": 12}, ["-7", "12", "0"], ["13", "007", "1.5"]),
         ({"properties": {"a": {}, "b": {}}}, ['{"b":1}', '{"a":1,"b":[]}', "{}"], ['{"b":1,"a":1}', '{"c":1}']),
+        ({"type": "string", "pattern": r'^[a-c"]{2,3}(?:-x|\d+)?$'}, ['"ab"', '"b\\"c-x"', '"aa12"'], ['"a"', '"ab-"']),
         ({"type": "string"}, ['"\\u00e9 \\n"', '"😀"'], ['"\n"', '"\\ud800"', '"\\x"']),
         ({"prefixItems": [{"type": "integer"}], "items": {"type": "null"}}, ["[1]", "[1, null]"], ["[]", "[1,2]"]),
     ],

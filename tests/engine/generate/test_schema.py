@@ -82,6 +82,7 @@ class Report(pydantic.BaseModel):
     counts: dict[str, int]
     pair: tuple[int, str]
     tags: list[str] = pydantic.Field(default=[], max_length=3)
+    plate: str = pydantic.Field(pattern=r"^[A-Z]{1,3}-\d+$")
 
 
 @pytest.mark.parametrize("is_strict", [True, False])
@@ -112,7 +113,9 @@ def test_a_mistake_in_one_of_many_is_told_with_what_it_is_of() -> None:
 @pytest.mark.parametrize(
     ("schema", "told"),
     [
-        ({"properties": {"a": {"type": "string", "pattern": "^a$"}}}, "#/properties/a: 'pattern' is not supported"),
+        ({"properties": {"a": {"type": "string", "pattern": "a{2,1}"}}}, "#/properties/a/pattern: {2,1}: counts"),
+        ({"type": "string", "pattern": 3}, "#/pattern: a regular expression"),
+        ({"type": "string", "pattern": "a", "maxLength": 3}, "#: 'pattern' beside others"),
         ({"type": "object", "patternProperties": {}}, "'patternProperties' is not supported"),
         ({"type": "array", "uniqueItems": True}, "'uniqueItems' is not supported"),
         ({"not": {}}, "'not' is not supported"),
@@ -192,6 +195,11 @@ HOSTILE = {
     },
     "many alternatives": {"anyOf": [{"type": "string", "maxLength": n} for n in range(1, 600)]},
     "many exclusive ones": {"oneOf": [{"type": "null"}] * 3_000},
+    "long pattern": {"type": "string", "pattern": "(a?){1000}" * 100},
+    "nested pattern": {"type": "string", "pattern": "(" * 400 + ")" * 400},
+    "repeated pattern": {"type": "string", "pattern": "((((a{1000}){1000}){1000}){1000}){1000}"},
+    "ambiguous pattern": {"type": "string", "pattern": "^(a|a|aa|a?a)*$"},
+    "empty pattern without end": {"type": "string", "pattern": "(a*)*"},
     "long names": {"properties": {"x" * 30_000: {"properties": {f"p{i}": {} for i in range(900)}}}},
 }
 
