@@ -44,8 +44,8 @@ class Accepted:
 class Grammars(Protocol):
     """What can hold an answer to a grammar."""
 
-    def begin(self, grammar: str) -> Constraint:
-        """At the beginning of `grammar`, in llama.cpp's language. Raises ConstraintFailed."""
+    def begin(self, grammar: str, n: int) -> Sequence[Constraint]:
+        """`n` constraints at the beginning of `grammar`, in llama.cpp's language. Raises ConstraintFailed."""
         ...
 
 
@@ -115,7 +115,7 @@ class Asking:
                 if syntax is None:
                     raise BadSchema("there is no tool to call")
                 grammar = grammar_of_call(syntax, [t for t in tools_of(offered) if t.name in message.must_call])
-            return tuple(self._grammars.begin(grammar) for _ in range(message.n))
+            return tuple(self._grammars.begin(grammar, message.n))
         except (BadSchema, ConstraintFailed) as error:
             raise Refused(code, str(error)) from None
 

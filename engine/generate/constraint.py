@@ -28,6 +28,7 @@ from engine.generate.llamacpp import Model
 from engine.generate.sampling import ConstraintFailed
 
 KEPT = 16  # compiled grammars that are kept for requests with the same schema
+BEGIN_S = 0.5  # processor time in which the grammars of all choices of a request have to be there
 ALLOWANCE_S = 1.0  # processor time that an answer's grammar may take,
 ALLOWANCE_A_TOKEN_S = 0.1  # and for each of its tokens
 
@@ -75,11 +76,11 @@ class Constraints:
         self._vocabulary: Vocabulary | None = None
         self._kept: collections.OrderedDict[str, _Sampler] = collections.OrderedDict()
 
-    def begin(self, grammar: str) -> Constraint:
-        """A constraint at the beginning of `grammar`, which is GBNF with a rule `root`.
+    def begin(self, grammar: str, n: int = 1) -> list[Constraint]:
+        """`n` constraints at the beginning of `grammar`, which is GBNF with a rule `root`.
 
         Raises:
-            ConstraintFailed: llama.cpp does not take it, or no token of this model fits its beginning.
+            ConstraintFailed: llama.cpp does not take it, or it takes too long.
         """
         if self._vocabulary is None:
             self._vocabulary = Vocabulary(self._model)
@@ -93,16 +94,23 @@ class Constraints:
         self._kept[grammar] = sampler
         while len(self._kept) > KEPT:
             self._kept.popitem(last=False)
-        return Constraint(sampler.copy(), self._vocabulary, spent_s=time.thread_time() - began_s)
+        begun: list[Constraint] = []
+        for _ in range(n):
+            begun.append(Constraint(sampler.copy(), self._vocabulary))
+            if time.thread_time() - began_s > BEGIN_S:
+                raise ConstraintFailed(
+                    f"{len(begun)} of {n} choices took longer than {BEGIN_S} s to begin; make the schema simpler"
+                )
+        return begun
 
 
 class Constraint:
     """Where one answer stands in its grammar."""
 
-    def __init__(self, sampler: _Sampler, vocabulary: Vocabulary, *, spent_s: float) -> None:
+    def __init__(self, sampler: _Sampler, vocabulary: Vocabulary) -> None:
         self._sampler = sampler
         self._vocabulary = vocabulary
-        self._spent_s = spent_s
+        self._spent_s = 0.0
         self._n_taken = 0
         self._unfinished = b""
 

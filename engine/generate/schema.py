@@ -236,14 +236,14 @@ class _Converter:
         named = {name: (each, f"{path}/properties/{name[:_NAME_SHOWN]}") for name, each in properties.items()}
         for name in required:
             named.setdefault(name, (others, f"{path}/additionalProperties"))
-        parts = [
-            (
-                self.grammar.sequence(Text(to_json(name) + ":"), self._gap(), self._rule(each, at, depth + 1)),
-                name in required,
-            )
-            for name, (each, at) in named.items()
-            if name in required or each is not False
-        ]
+        self._n_properties += len(named)
+        if self._n_properties > PROPERTIES_MAX:
+            raise BadSchema(f"the schema has more than {PROPERTIES_MAX} properties in all; use fewer")
+        needed, parts = set(required), []
+        for name, (each, at) in named.items():
+            if name in needed or each is not False:
+                value = self._rule(each, at, depth + 1)
+                parts.append((self.grammar.sequence(Text(to_json(name) + ":"), self._gap(), value), name in needed))
         return self.grammar.sequence(Text("{"), self._in_order(parts), Text("}"))
 
     def _in_order(self, parts: Sequence[tuple[Rule, bool]]) -> Rule:

@@ -37,7 +37,8 @@ def constraints(model: Model) -> Constraints:
 
 
 def begin(constraints: Constraints, schema: Any) -> Constraint:
-    return constraints.begin(grammar_of(json.dumps(schema)))
+    (held,) = constraints.begin(grammar_of(json.dumps(schema)))
+    return held
 
 
 def takes(constraint: Constraint, model: Model, text: str) -> bool:
@@ -80,7 +81,8 @@ def test_llama_cpp_takes_what_is_drawn_from_the_grammar(
         grammar = grammar_of(json.dumps(schema))
     except BadSchema:
         return
-    assert takes(constraints.begin(grammar), model, Drawn(grammar).text(random.Random(seed), steps=60))
+    (held,) = constraints.begin(grammar)
+    assert takes(held, model, Drawn(grammar).text(random.Random(seed), steps=60))
 
 
 @settings(max_examples=20)
@@ -169,6 +171,16 @@ def test_an_answer_whose_grammar_takes_too_long_is_given_up(
     assert held.allows(byte_token(model, ord('"')))
     with pytest.raises(ConstraintFailed, match=r"took 1\.5 s for 0 tokens"):
         held.allows(byte_token(model, ord('"')))
+
+
+def test_choices_that_take_too_long_to_begin_are_refused(
+    constraints: Constraints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grammar = grammar_of('{"type":"string"}')
+    clock = iter((0.0, module.BEGIN_S / 2, module.BEGIN_S * 2))
+    monkeypatch.setattr(module.time, "thread_time", lambda: next(clock))
+    with pytest.raises(ConstraintFailed, match="2 of 9 choices took longer"):
+        constraints.begin(grammar, 9)
 
 
 def test_a_grammar_that_llama_cpp_does_not_take_is_refused(constraints: Constraints) -> None:
