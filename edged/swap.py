@@ -10,7 +10,7 @@ A version's stages, and what leads from one to the next:
     probed       the gate has accepted it
     live         the database says so; new requests may still run on the version before
     watched      new requests run on it, and what people say of its answers is compared with those before it
-    kept         it has stood the watch, or another one was trained on top of it
+    kept         it has stood the watch, or another one was trained on top of it or took its place
     rolled_back  it was live, and something spoke against it; the reason is stored
 
 The worker's half, which context holds which adapter, is `engine.generate.swap`. Staged and probed are known to a
@@ -44,7 +44,7 @@ _NEXT: dict[tuple[Stage, Event], Stage] = {
     ("staged", "proved"): "probed",
     ("probed", "published"): "live",
     ("live", "routed"): "watched",
-    ("live", "held"): "kept",  # another one was trained on top before a request came
+    ("live", "held"): "kept",  # another one took its place before a request came
     ("watched", "held"): "kept",
     ("live", "rolled_back"): "rolled_back",
     ("watched", "rolled_back"): "rolled_back",

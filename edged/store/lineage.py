@@ -305,9 +305,6 @@ def publish_candidate(
         "UPDATE adapters SET state = 'published', sha256 = ?, folder = ? WHERE version = ?",
         (published.sha256, published.folder, version),
     )
-    before, candidate = _get(connection, live.version), _get(connection, version)
-    if before.verdict is None and (candidate.origin, candidate.parent_version) == ("trained", before.version):
-        _set_verdict(connection, before.version, "kept", f"version {version} was trained on top of it")
     merge_metrics(connection, version, published.metrics)
     return _append_live(connection, version, "published", caller, pinned=False, now=now)
 
@@ -337,6 +334,11 @@ def _append_live(
     now: float,
     reason: str | None = None,
 ) -> Live:
+    before, adapter = _read_live(connection), _get(connection, version)
+    if before.verdict is None and before.version != version:
+        is_child = (adapter.origin, adapter.parent_version) == ("trained", before.version) and why == "published"
+        reason_kept = f"version {version} " + ("was trained on top of it" if is_child else "took its place")
+        _set_verdict(connection, before.version, "kept", reason_kept)
     # What a rollback leads to keeps the verdict that it is the better one; anything else is watched from now on.
     connection.execute(
         "UPDATE adapters SET verdict = NULL, verdict_reason = NULL WHERE version = ?"

@@ -42,7 +42,8 @@ def test_a_judge_that_comes_late_changes_nothing(tmp_path: Path) -> None:
         refused = await refusal(desk.swaps.roll_back(2, WORSE, caller=WATCH))
         assert (refused.status, refused.code) == (409, "live_changed")
         assert (desk.store.lineage.live().version, desk.router.served) == (3, [])
-        assert (await desk.store.lineage.get(2)).verdict is None
+        kept = await desk.store.lineage.get(2)
+        assert (kept.verdict, kept.verdict_reason) == ("kept", "version 3 took its place")
 
     at_desk(tmp_path, scenario)
 

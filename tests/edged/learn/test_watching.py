@@ -255,6 +255,6 @@ def test_who_changes_what_is_live_meanwhile_wins(tmp_path: Path) -> None:
             await desk.publish()
         await looking
         assert desk.store.lineage.live().version == 2
-        assert (await desk.store.lineage.get(1)).verdict is None
+        assert (await desk.store.lineage.get(1)).verdict == "kept"
 
     at_desk(tmp_path, scenario)
