@@ -39,7 +39,7 @@ Ids = npt.NDArray[np.int32]
 _TOKEN = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
 
 
-class Vocabulary:
+class FirstBytes:
     """The tokens of a model by their first byte."""
 
     def __init__(self, model: Model) -> None:
@@ -73,7 +73,7 @@ class Constraints:
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._vocabulary: Vocabulary | None = None
+        self._first_bytes: FirstBytes | None = None
         self._kept: collections.OrderedDict[str, _Sampler] = collections.OrderedDict()
 
     def begin(self, grammar: str, n: int = 1) -> list[Constraint]:
@@ -82,8 +82,8 @@ class Constraints:
         Raises:
             ConstraintFailed: llama.cpp does not take it, or it takes too long.
         """
-        if self._vocabulary is None:
-            self._vocabulary = Vocabulary(self._model)
+        if self._first_bytes is None:
+            self._first_bytes = FirstBytes(self._model)
         began_s = time.thread_time()
         sampler = self._kept.pop(grammar, None)
         if sampler is None:
@@ -96,7 +96,7 @@ class Constraints:
             self._kept.popitem(last=False)
         begun: list[Constraint] = []
         for _ in range(n):
-            begun.append(Constraint(sampler.copy(), self._vocabulary))
+            begun.append(Constraint(sampler.copy(), self._first_bytes))
             if time.thread_time() - began_s > BEGIN_S:
                 raise ConstraintFailed(
                     f"{len(begun)} of {n} choices took longer than {BEGIN_S} s to begin; make the schema simpler"
@@ -107,9 +107,9 @@ class Constraints:
 class Constraint:
     """Where one answer stands in its grammar."""
 
-    def __init__(self, sampler: _Sampler, vocabulary: Vocabulary) -> None:
+    def __init__(self, sampler: _Sampler, first_bytes: FirstBytes) -> None:
         self._sampler = sampler
-        self._vocabulary = vocabulary
+        self._first_bytes = first_bytes
         self._spent_s = 0.0
         self._n_taken = 0
         self._unfinished = b""
@@ -125,10 +125,10 @@ class Constraint:
     def allowed(self) -> Ids:
         """Every token that fits here, in no order. Raises ConstraintFailed if there is none."""
         began_s = time.thread_time()
-        known = self._vocabulary
+        known = self._first_bytes
         singles = self._sampler.fitting(known.single_ids)
-        first_bytes = known.single_bytes[np.isin(known.single_ids, singles)]
-        groups = [known.by_first_byte[byte] for byte in (*first_bytes.tolist(), *known.without_single)]
+        possible = known.single_bytes[np.isin(known.single_ids, singles)]
+        groups = [known.by_first_byte[byte] for byte in (*possible.tolist(), *known.without_single)]
         ids = np.concatenate([known.end_ids, *groups])
         if self._unfinished:
             ids = ids[[self._continues(token) for token in ids.tolist()]]
@@ -146,15 +146,15 @@ class Constraint:
             raise ConstraintFailed(f"token {token} does not fit here")
         began_s = time.thread_time()
         self._sampler.take(token)
-        self._unfinished = unfinished(self._unfinished + self._vocabulary.pieces[token]) or b""
+        self._unfinished = unfinished(self._unfinished + self._first_bytes.pieces[token]) or b""
         self._n_taken += 1
         self._charge(began_s)
 
     def _is_known(self, token: int) -> bool:
-        return bool(self._vocabulary.is_plain[token]) or token in self._vocabulary.end_ids
+        return bool(self._first_bytes.is_plain[token]) or token in self._first_bytes.end_ids
 
     def _continues(self, token: int) -> bool:
-        return unfinished(self._unfinished + self._vocabulary.pieces[token]) is not None
+        return unfinished(self._unfinished + self._first_bytes.pieces[token]) is not None
 
     def _charge(self, began_s: float) -> None:
         self._spent_s += time.thread_time() - began_s

@@ -48,7 +48,7 @@ class Rule:
 
 
 Item = Text | Chars | Rule
-Sequence_ = tuple[Item, ...]
+Items = tuple[Item, ...]
 
 
 def chars(*ranges: str) -> Chars:
@@ -60,8 +60,8 @@ class Grammar:
     """Rules, each a choice between sequences."""
 
     def __init__(self) -> None:
-        self._rules: list[tuple[Sequence_, ...]] = []
-        self._known: dict[tuple[Sequence_, ...], Rule] = {}
+        self._rules: list[tuple[Items, ...]] = []
+        self._known: dict[tuple[Items, ...], Rule] = {}
         self._repeated: dict[tuple[Item, int, bool], Rule] = {}
         self._forks: dict[int, int] = {}
         self._n_items = 0
@@ -185,7 +185,7 @@ class Grammar:
         return "\n".join(f"{names[number]} ::= {_choices_text(rules[number], names)}" for number in reachable) + "\n"
 
 
-def _grounded(rules: Sequence[tuple[Sequence_, ...]], *, on_characters: bool) -> set[int]:
+def _grounded(rules: Sequence[tuple[Items, ...]], *, on_characters: bool) -> set[int]:
     """Rules with a choice of which every rule is in the set again.
 
     on_characters: whether a choice may hold characters. So those with a finite text, or those with an empty one.
@@ -237,7 +237,7 @@ def _ends(item: Item, productive: set[int]) -> bool:
     return not isinstance(item, Rule) or item.number in productive
 
 
-def _reachable(rules: Sequence[tuple[Sequence_, ...]], root: int) -> list[int]:
+def _reachable(rules: Sequence[tuple[Items, ...]], root: int) -> list[int]:
     seen = {root: None}
     todo = [root]
     while todo:
@@ -249,7 +249,7 @@ def _reachable(rules: Sequence[tuple[Sequence_, ...]], root: int) -> list[int]:
     return list(seen)
 
 
-def _first_rules(choices: tuple[Sequence_, ...], empty: set[int]) -> list[int]:
+def _first_rules(choices: tuple[Items, ...], empty: set[int]) -> list[int]:
     """The rules that a text of these choices may begin with, once for each way."""
     found = []
     for choice in choices:
@@ -262,7 +262,7 @@ def _first_rules(choices: tuple[Sequence_, ...], empty: set[int]) -> list[int]:
     return found
 
 
-def _check_starts(rules: Sequence[tuple[Sequence_, ...]], reachable: Sequence[int]) -> None:
+def _check_starts(rules: Sequence[tuple[Items, ...]], reachable: Sequence[int]) -> None:
     """Raise BadGrammar if a rule begins with itself, or has too many ways to its first characters."""
     empty = _grounded(rules, on_characters=False)
     starts: dict[int, tuple[int, int]] = {}  # rule -> (ways to begin, rules entered on the longest)
@@ -286,7 +286,7 @@ def _check_starts(rules: Sequence[tuple[Sequence_, ...]], reachable: Sequence[in
                 todo += [(first, False) for first in _first_rules(rules[current], empty)]
 
 
-def _check_forks(rules: Sequence[tuple[Sequence_, ...]], reachable: Sequence[int], forks: Mapping[int, int]) -> None:
+def _check_forks(rules: Sequence[tuple[Items, ...]], reachable: Sequence[int], forks: Mapping[int, int]) -> None:
     """Raise BadGrammar if forks inside each other multiply too far; a fork inside itself always does."""
     users: dict[int, list[int]] = {number: [] for number in reachable}
     for number in reachable:
@@ -308,7 +308,7 @@ def _check_forks(rules: Sequence[tuple[Sequence_, ...]], reachable: Sequence[int
                 todo.append(user)
 
 
-def _choices_text(choices: tuple[Sequence_, ...], names: dict[int, str]) -> str:
+def _choices_text(choices: tuple[Items, ...], names: dict[int, str]) -> str:
     return " | ".join(" ".join(_item_text(item, names) for item in choice) or '""' for choice in choices)
 
 

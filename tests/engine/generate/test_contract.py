@@ -277,6 +277,17 @@ def test_a_request_that_cannot_be_done_is_refused_with_its_reason(
     assert failed.message
 
 
+def test_an_answer_is_held_to_a_schema_or_refused_with_the_code(desk: Desk, kind: Kind) -> None:
+    asked = dataclasses.replace(chat(max_tokens=40), schema='{"enum":["yes","no"]}')
+    last = desk.ask(asked)[-2:]
+    if kind.name == "llamacpp":
+        assert isinstance(last[0], protocol.ChoiceDone)
+        assert last[0].text in ('"yes"', '"no"')
+    else:
+        assert isinstance(last[-1], protocol.RequestFailed)
+        assert last[-1].code == "bad_response_format"
+
+
 def test_a_written_answer_has_the_prompt_of_a_sampled_one_and_ends_as_one(desk: Desk, chatter: Chatter) -> None:
     begun = desk.ask(chat(max_tokens=1))[0]
     assert isinstance(begun, protocol.Begun)
