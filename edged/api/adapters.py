@@ -88,7 +88,10 @@ def _add_readers(router: APIRouter, control: Control, access: Access) -> None:
     @router.get("/v1/adapters/{version}/export", summary="A version's folder as a tar file", dependencies=[operator])
     async def export(request: Request, version: Version) -> Response:
         folder = control.adapter_folder(version)
-        tar = await asyncio.to_thread(FolderTar, folder)
+        try:
+            tar = await asyncio.to_thread(FolderTar, folder)
+        except FileNotFoundError as error:  # collected since
+            raise Refused(409, "no_files", f"the files of version {version} are not on this box any more") from error
         headers = {
             "content-length": str(tar.n_bytes),
             "content-disposition": f'attachment; filename="edged-{folder.name}.tar"',

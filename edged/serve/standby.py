@@ -55,8 +55,10 @@ class Standby:
         self._adapter = adapter
         self._candidates = candidates
         self._awake = asyncio.Event()
+        self._settled: tuple[int | None, int | None] | None = None  # what both contexts held when nothing was missing
 
     def wake(self) -> None:
+        self._settled = None
         self._awake.set()
 
     async def run(self) -> None:
@@ -80,13 +82,17 @@ class Standby:
 
     async def _missing(self) -> int | None:
         """The version to put into the spare context; None: there is none, or it is there."""
-        if self._contexts.serving != self._live():
+        held = (self._contexts.serving, self._contexts.spare)
+        if held[0] != self._live() or held == self._settled:
             return None
         try:
-            version = await self._last_good()
+            version = await self._last_good()  # reads all of its files: not at every look
         except Refused:  # there is nothing to go back to
-            return None
-        return None if version in (self._contexts.spare, self._contexts.serving) else version
+            version = self._live()
+        if version not in held:
+            return version
+        self._settled = held
+        return None
 
     async def _stage(self, version: int) -> None:
         try:

@@ -104,3 +104,12 @@ def test_an_export_is_a_tar_of_the_folder(tmp_path: Path) -> None:
         assert (base.status_code, base.json()["error"]["code"]) == (409, "no_files")
 
     asyncio.run(run())
+
+
+def test_an_export_of_a_version_that_is_collected_meanwhile_is_refused(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with serving(tmp_path, adapter_folder=tmp_path / "v1-0badcafe") as light:
+            answer = await light.unix.get("/v1/adapters/1/export")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "no_files")
+
+    asyncio.run(run())

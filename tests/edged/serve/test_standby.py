@@ -47,6 +47,7 @@ class Desk:
     def __init__(self) -> None:
         self.live = 2
         self.before: int | None = 1
+        self.looks = 0
         self.contexts = LightContexts()
         self.candidates = asyncio.Lock()
         self.standby = Standby(
@@ -58,6 +59,7 @@ class Desk:
         )
 
     async def _last_good(self) -> int:
+        self.looks += 1
         if self.before is None:
             raise Refused(409, "nothing_before", "no other version was live")
         return self.before
@@ -83,6 +85,20 @@ def test_after_a_start_and_after_a_refused_candidate_the_last_good_version_is_pu
         desk.contexts.spare = 3
         await desk.standby.consider()
         assert desk.staged() == [1, 1]
+
+    at_desk(scenario)
+
+
+def test_files_are_read_again_only_after_something_has_changed() -> None:
+    async def scenario(desk: Desk) -> None:
+        for _ in range(4):
+            await desk.standby.consider()
+        assert (desk.staged(), desk.looks) == ([1], 2)
+        desk.standby.wake()
+        await desk.standby.consider()
+        desk.contexts.spare = 3
+        await desk.standby.consider()
+        assert (desk.staged(), desk.looks) == ([1, 1], 4)
 
     at_desk(scenario)
 
