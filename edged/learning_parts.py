@@ -16,6 +16,7 @@ from typing import Any
 from edged import resolved
 from edged.base_model import BaseModel
 from edged.control import PAUSED_FILE
+from edged.learn.ages import ages
 from edged.learn.anchor import Rules as AnchorRules
 from edged.learn.calibrating import Calibration
 from edged.learn.folders import Folders
@@ -100,7 +101,7 @@ class LearningParts:
             store.episodes,
             folders,
             base_sha256=model.sha256,
-            oldest_version=lambda: max(0, store.lineage.live().version - settings().learn.staleness),
+            versions=self._near,
             reference=self.reference.version,
         )
 
@@ -267,6 +268,11 @@ class LearningParts:
     def close(self) -> None:
         """The daemon is stopping."""
         self._train_worker.unwant()
+
+    async def _near(self) -> frozenset[int]:
+        """The versions whose answers may be trained on."""
+        lineage = self._store.lineage
+        return ages(await lineage.parents(), lineage.live().version).within(self._settings().learn.staleness)
 
     async def _start_train(self) -> protocol.Message:
         cache = str(self._state_folder / "cache")

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from edged import swap
 from edged.learn import collection
+from edged.learn.ages import ages
 from edged.learn.folders import Folders, bytes_under
 from edged.records import Adapter, Caller, Live
 from edged.refusal import Refused
@@ -41,7 +42,7 @@ class Versions(Protocol):
 
     async def list(self) -> list[Adapter]: ...
 
-    async def newest_version(self) -> int: ...
+    async def parents(self) -> dict[int, int | None]: ...
 
     async def collect(self, version: int, *, caller: Caller) -> None:
         """Raises Refused 409 `in_use`."""
@@ -124,8 +125,8 @@ class Collector:
             kept=frozenset(row.version for row in rows if row.kept),
             references=frozenset(self._references()),
             in_updates=await asyncio.to_thread(self._in_updates),
-            # One more than the cap: an update that is being planned now has taken the next number already.
-            oldest_named=await self._lineage.newest_version() - self._staleness() - 1,
+            # One more than the cap: an update may be planned now that looked before the latest change of what is live.
+            named=ages(await self._lineage.parents(), history[0].version).within(self._staleness() + 1),
         )
 
     def _in_updates(self) -> frozenset[int]:

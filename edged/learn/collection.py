@@ -38,15 +38,15 @@ class Files:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class InUse:
-    """What may not be removed. wanted: the live version, and the one that would be if it could be served. oldest_named:
-    answers by this version or later ones may be trained on."""
+    """What may not be removed. wanted: the live version, and the one that would be if it could be served. named:
+    those whose answers may be trained on."""
 
     wanted: frozenset[int]
     last_good: frozenset[int]
     kept: frozenset[int]
     references: frozenset[int]
     in_updates: frozenset[int]
-    oldest_named: int
+    named: frozenset[int]
 
     def why(self, version: int) -> str | None:
         """Why `version` is in use; None if it is not."""
@@ -56,11 +56,12 @@ class InUse:
             "kept": self.kept,
             "reference of learning": self.references,
             "an update needs it": self.in_updates,
+            "its answers may be trained on": self.named,
         }
         for reason, versions in reasons.items():
             if version in versions:
                 return reason
-        return "its answers may be trained on" if version >= self.oldest_named else None
+        return None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

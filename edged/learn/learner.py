@@ -16,6 +16,7 @@ from typing import Literal
 
 from edged.failure import WorkerFault, WorkerLost
 from edged.learn import plan, practice
+from edged.learn.ages import ages
 from edged.learn.alarms import LOOK_BACK, alarms
 from edged.learn.folders import Folders
 from edged.learn.forgetting import without_removed
@@ -210,14 +211,15 @@ class Learner:
         settings = self._settings()
         versions = await asyncio.to_thread(self._folders.versions)
         rows = max(UNUSED_ROWS, settings.rules.batch_ratings)
+        parents, live = await self._lineage.parents(), self._lineage.live()
         view = plan.View(
             unused=await self._ratings.unused_rated(rows, base_sha256=self._base_sha256),
             base_sha256=self._base_sha256,
-            newest_version=await self._lineage.newest_version(),
+            ages=ages(parents, live.version),
             versions_on_disk=frozenset({0, *versions}),
             reference=settings.reference,
             paused=self.switches.paused or not settings.enabled,
-            pinned=self._lineage.live().pinned,
+            pinned=live.pinned,
             asked=asked,
             written=await self._written.unused_written(UNUSED_ROWS, self._base_sha256),
         )
@@ -234,6 +236,8 @@ class Learner:
         now = time.time()
         decision = plan.decide(view, now, self._settings().rules)
         self.due = decision.makes_update
+        if self._lineage.live().version not in view.versions_on_disk:
+            decision = dataclasses.replace(decision, drops=())  # it may be back before it is missed
         if decision.drops:
             await self._ratings.drop([(choice.feedback_id, reason) for choice, reason in decision.drops])
         elif not decision.makes_update:
@@ -283,11 +287,11 @@ class Learner:
         """Plan an update on disk, and carry it. What a judge rewarded is not mixed with what people rated before."""
         settings = self._settings()
         live = self._lineage.live()
-        seed = settings.seed + view.newest_version + 1
-        oldest = max(0, view.newest_version - settings.rules.staleness)
+        seed = settings.seed + await self._lineage.newest_version() + 1
+        near = view.ages.within(settings.rules.staleness)
         used: Sequence[RatedChoice] = ()
         if origin == "ratings":
-            used = await self._ratings.used_rated(oldest, UNUSED_ROWS, base_sha256=self._base_sha256)
+            used = await self._ratings.used_rated(near, UNUSED_ROWS, base_sha256=self._base_sha256)
         n_new = len(decision.batch) + len(decision.written)
         replayed = plan.replay(used, n_new=n_new, seed=seed, view=view, rules=settings.rules)
         again = plan.replay_written(
@@ -307,8 +311,12 @@ class Learner:
             origin=origin,
         )
         written_ids = [one.id for one in (*decision.written, *again)]
-        job = await self._job(update, decision.batch, replayed, written_ids, view, settings)
-        await asyncio.to_thread(self._folders.write_job, update.id, job)
+        try:
+            job = await self._job(update, decision.batch, replayed, written_ids, view, settings)
+            await asyncio.to_thread(self._folders.write_job, update.id, job)
+        except OSError as error:
+            await self._put_off(update, f"its job cannot be written: {error}")
+            return None
         came_at = [choice.rated_at for choice in decision.batch] + [one.written_at for one in decision.written]
         return await self._carry(update, max(came_at) if origin == "ratings" else None)
 

@@ -22,6 +22,7 @@ import random
 from collections.abc import Sequence
 from typing import Literal, TypeVar
 
+from edged.learn.ages import Ages
 from edged.records import CONSTRAINTS, RatedChoice, Written
 from engine.protocol import Feed
 
@@ -32,19 +33,19 @@ CONTRAST_MIN = 1e-6  # ratings closer than this are equal
 RATINGS_MIN = 2  # a single rating has nothing to be compared with
 
 # Why a rated choice is not trained on. The rating itself stays in the store.
-DropReason = Literal[
-    "stale", "greedy", "cut_support", "constrained", "shaped", "no_logprobs", "empty", "other_base", "adapter_gone"
-]
+DropReason = Literal["stale", "greedy", "cut_support", "constrained", "shaped", "no_logprobs", "empty", "adapter_gone"]
+# Why it waits instead: until its base model is served again, or until its version lies near the live one again.
+WaitReason = Literal["other_base", "aside"]
 # What KTO can do without.
-FOR_THUMBS: frozenset[DropReason] = frozenset(
-    {"stale", "greedy", "cut_support", "constrained", "shaped", "no_logprobs", "adapter_gone"}
+FOR_THUMBS: frozenset[DropReason | WaitReason] = frozenset(
+    {"stale", "aside", "greedy", "cut_support", "constrained", "shaped", "no_logprobs", "adapter_gone"}
 )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """`[learn]` as far as planning goes. max_batch: RATINGS_MIN or more. staleness: how many versions old an episode
-    may be. feeds: what the objectives feed on."""
+    """`[learn]` as far as planning goes. max_batch: RATINGS_MIN or more. staleness: how many steps of the policy old
+    an episode may be. feeds: what the objectives feed on."""
 
     batch_ratings: int
     max_wait_s: float
@@ -79,14 +80,14 @@ class View:
     """What planning looks at. unused: rated choices that no update has trained on, oldest rating first.
 
     written: pairs and corrections with tokens that no update has trained on, oldest first.
-    newest_version: the highest version number used up so far; ages count from it, so a refused candidate ages too.
+    ages: of the answers of each version, by the version that is live.
     versions_on_disk: versions whose weights are there, 0 included.
     reference: the version that the KL penalty pulls towards.
     """
 
     unused: Sequence[RatedChoice]
     base_sha256: str
-    newest_version: int
+    ages: Ages
     versions_on_disk: frozenset[int]
     reference: int
     paused: bool
@@ -130,7 +131,8 @@ def decide(view: View, now: float, rules: Rules) -> Decision:
     counted = _counted(usable, view, rules)
     missing = max(0, rules.batch_ratings - len(counted))
     if blocked := _blocked(view):
-        return dataclasses.replace(blocked, drops=drops, ratings_until_update=missing)
+        # What is dropped is dropped for good, and what blocks now may end with another version live.
+        return dataclasses.replace(blocked, ratings_until_update=missing)
     ratings = _decide_ratings(usable, counted, missing, view, now, rules)
     written_due_at = written[0].written_at + rules.max_wait_s if written else None
     if ratings.batch or (written_due_at is not None and (view.asked or now >= written_due_at)):
@@ -165,7 +167,7 @@ def _sorted_out(view: View, rules: Rules) -> tuple[list[RatedChoice], tuple[tupl
         reason = unfit(choice, view, rules)
         if reason is None:
             usable.append(choice)
-        elif reason != "other_base":  # it waits until that model is served again
+        elif reason != "other_base" and reason != "aside":
             drops.append((choice, reason))
     return usable, tuple(drops)
 
@@ -208,7 +210,9 @@ def _decide_ratings(
 ) -> Decision:
     """Whether the ratings make an update now."""
     if not usable:
-        return _waiting("idle", "no new ratings", missing=missing)
+        n_aside = sum(unfit(choice, view, rules) == "aside" for choice in view.unused)
+        why = f"{n_aside} rated answers wait: their version is far from the live one" if n_aside else "no new ratings"
+        return _waiting("idle", why, missing=missing)
     alone = ""
     if n_alone := len(usable) - len(counted):
         alone = f"{n_alone} rated answers wait: no other answer of their completion is rated otherwise"
@@ -278,10 +282,12 @@ def comparable(choices: Sequence[RatedChoice], view: View, rules: Rules) -> list
 
 def sees_enough(view: View, rules: Rules) -> bool:
     """Whether more unused ratings than `view` has would change nothing but how many wait."""
-    if not rules.compares_groups:
-        return has_contrast(view.unused, rules)
-    usable, _ = _sorted_out(view, rules)
-    return len(_counted(usable, view, rules)) >= rules.max_batch
+    if not rules.feeds & {"rated", "groups", "thumbs"}:
+        return True
+    counted = _counted(_sorted_out(view, rules)[0], view, rules)
+    if len(counted) < max(rules.batch_ratings, rules.max_batch):
+        return False  # behind others that wait for something else
+    return rules.compares_groups or has_contrast(counted, rules)
 
 
 def is_used(written: Written, rules: Rules) -> bool:
@@ -291,17 +297,18 @@ def is_used(written: Written, rules: Rules) -> bool:
     return written.kind == "correction" and "corrections" in rules.feeds
 
 
-def unfit(choice: RatedChoice, view: View, rules: Rules) -> DropReason | None:
+def unfit(choice: RatedChoice, view: View, rules: Rules) -> DropReason | WaitReason | None:
     """Why no objective can train on `choice`; None if one can."""
     reason = unfit_for_policy(choice, view, rules)
     return None if "thumbs" in rules.feeds and reason in FOR_THUMBS else reason
 
 
-def unfit_for_policy(choice: RatedChoice, view: View, rules: Rules) -> DropReason | None:
+def unfit_for_policy(choice: RatedChoice, view: View, rules: Rules) -> DropReason | WaitReason | None:
     """Why a policy gradient cannot train on `choice`; None if it can.
 
     It needs the logprob of each token under the distribution that was sampled, with full support, and the weights
-    that sampled it.
+    that sampled it, not too far from the live ones. What learning has gone past by more than that is stale; what lies
+    aside of it (after a rollback, say) is within reach again if its version is promoted.
     """
     if choice.base_sha256 != view.base_sha256:
         return "other_base"
@@ -317,8 +324,9 @@ def unfit_for_policy(choice: RatedChoice, view: View, rules: Rules) -> DropReaso
         return "shaped"
     if not choice.logprobs_complete:
         return "no_logprobs"
-    if view.newest_version - choice.version > rules.staleness:
-        return "stale"
+    age = view.ages.steps.get(choice.version)
+    if age is None or age > rules.staleness:
+        return "stale" if choice.version in view.ages.behind else "aside"
     if choice.version not in view.versions_on_disk:
         return "adapter_gone"
     return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from edged.records import (
@@ -39,8 +39,10 @@ class RatingsBook(Protocol):
         """How many such choices were sampled on another base model than this."""
         ...
 
-    async def used_rated(self, min_version: int, limit: int, *, base_sha256: str | None = None) -> list[RatedChoice]:
-        """Choices that a finished update has used, made by `min_version` or later; newest first."""
+    async def used_rated(
+        self, versions: Collection[int] | None, limit: int, *, base_sha256: str | None = None
+    ) -> list[RatedChoice]:
+        """Choices that a finished update has used, made by one of `versions` (None: any); newest first."""
         ...
 
     async def drop(self, drops: Sequence[tuple[str, str]]) -> None:
@@ -130,7 +132,9 @@ class EpisodeShelf(Protocol):
 
     async def get(self, ids: Sequence[int]) -> list[Episode]: ...
 
-    async def unscored(self, limit: int, min_version: int, *, base_sha256: str | None = None) -> list[Episode]: ...
+    async def unscored(
+        self, limit: int, versions: Collection[int] | None, *, base_sha256: str | None = None
+    ) -> list[Episode]: ...
 
     async def set_scores(self, scores: Sequence[EpisodeScore]) -> None: ...
 
@@ -194,6 +198,10 @@ class LineageBook(Protocol):
     async def get(self, version: int) -> Adapter: ...
 
     async def newest_version(self) -> int: ...
+
+    async def parents(self) -> dict[int, int | None]:
+        """Published version -> the version that it was made from."""
+        ...
 
     async def set_metrics(self, version: int, metrics: dict[str, float]) -> None:
         """Merge `metrics` into those of the version."""

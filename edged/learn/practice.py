@@ -37,7 +37,7 @@ Doing = Literal["", "counting", "preparing", "sampling", "judging", "training"]
 # What a status shows. off: nothing judges. waiting: for the box to be idle, for prompts, or after a failure.
 # limit: for a person's rating.
 PracticeState = Literal["off", "waiting", "limit", "preparing", "sampling", "judging", "training"]
-SkipReason = Literal[plan.DropReason, "group_of_one", "equal_rewards"]
+SkipReason = Literal[plan.DropReason, plan.WaitReason, "group_of_one", "equal_rewards"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from edged.failure import JobRefused, WorkerLost
 from edged.learn.folders import Folders
@@ -34,14 +34,15 @@ class Scorer:
         folders: Folders,
         *,
         base_sha256: str,
-        oldest_version: Callable[[], int],
+        versions: Callable[[], Awaitable[frozenset[int]]],
         reference: Callable[[], int],
     ) -> None:
+        """versions: those whose answers may be trained on. reference: the one that the KL penalty pulls towards."""
         self._trainer = trainer
         self._episodes = episodes
         self._folders = folders
         self._base_sha256 = base_sha256
-        self._oldest_version = oldest_version
+        self._worth_scoring = versions
         self._reference = reference
         self._awake = asyncio.Event()
         self._unscorable: set[int] = set()
@@ -66,7 +67,7 @@ class Scorer:
     async def _score_group(self) -> bool:
         """Score one group; False if there was nothing to do or the trainer went away."""
         wanted = GROUP_EPISODES + len(self._unscorable)
-        found = await self._episodes.unscored(wanted, self._oldest_version(), base_sha256=self._base_sha256)
+        found = await self._episodes.unscored(wanted, await self._worth_scoring(), base_sha256=self._base_sha256)
         versions = await asyncio.to_thread(self._folders.versions)
         group = [
             episode

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from edged import swap
 from edged.learn import watch
+from edged.learn.ages import ages
 from edged.learn.ports import RollsBack
 from edged.records import AuditEntry, Caller, Live
 from edged.refusal import Refused
@@ -40,7 +41,7 @@ class LiveBook(Protocol):
 
     async def history(self, limit: int) -> list[Live]: ...
 
-    async def newest_version(self) -> int: ...
+    async def parents(self) -> dict[int, int | None]: ...
 
     async def hold(self, version: int, reason: str) -> Live: ...
 
@@ -132,10 +133,10 @@ class Watch:
     async def _find(self, live: Live, history: list[Live]) -> watch.Finding:
         """The nearest version before counts whatever its number; those behind it only inside the staleness cap."""
         before = swap.versions_before(history)
-        oldest = await self._lineage.newest_version() - self._staleness()
+        near = ages(await self._lineage.parents(), live.version).within(self._staleness())
         said = [
             watch.Rated(versions=(version,), counts=await self._ratings.counts_of(version, self._base_sha256))
-            for version in before[:1] + [version for version in before[1:] if version >= oldest]
+            for version in before[:1] + [version for version in before[1:] if version in near]
         ]
         counts = await self._ratings.counts_of(live.version, self._base_sha256, since=live.since)
         return watch.judge(watch.Rated(versions=(live.version,), counts=counts), said, self._rules())

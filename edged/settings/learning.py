@@ -55,7 +55,12 @@ class LearnSection(Section):
     )
     max_batch: int = key(64, "Rated answers in one update at most, older ones included.", ge=2, le=8192, live=True)
     replay_ratio: float = key(0.5, "Older rated answers for each new one.", ge=0, le=8, live=True)
-    staleness: int = key(8, "Versions that an answer may lie behind the live one to be trained on.", ge=0, live=True)
+    staleness: int = key(
+        8,
+        "Published versions that may lie between an answer's version and the live one for it to be trained on.",
+        ge=0,
+        live=True,
+    )
     reference: int = key(
         0, "Version that the KL penalty pulls towards at first; 0: the base model.", ge=0, lt=2**31, live=True
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Literal
 
 import apsw
@@ -85,19 +85,23 @@ class Episodes:
         )
         return await self._select(query, blobs.to_json([*ids]))
 
-    async def unscored(self, limit: int, min_version: int, *, base_sha256: str | None = None) -> list[Episode]:
+    async def unscored(
+        self, limit: int, versions: Collection[int] | None, *, base_sha256: str | None = None
+    ) -> list[Episode]:
         """Episodes without a score, newest first. Those without a token have nothing to score and are left out.
 
         Args:
-            min_version: only those by this version or a later one.
+            versions: only those by one of these; None: by any.
             base_sha256: only those sampled on this base model; None: on any.
         """
 
         query = (
             f"SELECT {COLUMNS} FROM unscored AS u JOIN episodes AS e ON e.id = u.episode_id"
-            " WHERE u.version >= ?1 AND (?2 IS NULL OR e.base_sha256 = ?2) ORDER BY u.episode_id DESC LIMIT ?3"
+            " WHERE (?1 IS NULL OR u.version IN (SELECT value FROM json_each(?1)))"
+            " AND (?2 IS NULL OR e.base_sha256 = ?2) ORDER BY u.episode_id DESC LIMIT ?3"
         )
-        return await self._select(query, min_version, base_sha256, limit)
+        named = None if versions is None else blobs.to_json(sorted(versions))
+        return await self._select(query, named, base_sha256, limit)
 
     async def set_scores(self, scores: Iterable[EpisodeScore]) -> None:
         """Keep what the trainer said, the newest word for each episode; an episode that is gone is passed over."""

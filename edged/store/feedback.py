@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import apsw
 
@@ -149,17 +149,20 @@ class FeedbackRows:
         )
         return await self._database.read(lambda connection: int(single_row(connection, query, (base_sha256,))[0]))
 
-    async def used_rated(self, min_version: int, limit: int, *, base_sha256: str | None = None) -> list[RatedChoice]:
+    async def used_rated(
+        self, versions: Collection[int] | None, limit: int, *, base_sha256: str | None = None
+    ) -> list[RatedChoice]:
         """Choices that a finished update has used as new and that are still rated, newest rating first.
 
         Args:
-            min_version: only those sampled by this adapter version or a later one.
+            versions: only those sampled by one of these adapter versions; None: by any.
             base_sha256: only those sampled on this base model; None: on any.
         """
         return await self._rated_choices(
-            f"{_RATED_CHOICE} WHERE r.state = 'used' AND r.version >= ?1 AND f.rating IS NOT NULL"
+            f"{_RATED_CHOICE} WHERE r.state = 'used'"
+            " AND (?1 IS NULL OR r.version IN (SELECT value FROM json_each(?1))) AND f.rating IS NOT NULL"
             " AND (?2 IS NULL OR e.base_sha256 = ?2) ORDER BY r.feedback_seq DESC LIMIT ?3",
-            min_version,
+            None if versions is None else blobs.to_json(sorted(versions)),
             base_sha256,
             limit,
         )

@@ -100,6 +100,11 @@ class Lineage:
 
         return await self._database.read(read)
 
+    async def parents(self) -> dict[int, int | None]:
+        """Published version -> the version that it was made from, None if it names none."""
+        query = "SELECT version, parent_version FROM adapters WHERE state = 'published'"
+        return await self._database.read(lambda connection: dict(all_rows(connection, query)))
+
     async def skip_versions(self, used: int) -> None:
         """Give no version up to `used` any more: folders with these numbers lie on the disk."""
 

@@ -97,7 +97,8 @@ class Desk:
 
 async def publish_adapter(store: Store, adapters: Path, base_sha256: str = "b" * 64) -> Path:
     """A new version, live, with its files; its folder."""
-    candidate = await store.lineage.add_candidate(origin="imported", parent_version=0, caller=OPERATOR)
+    live = store.lineage.live().version
+    candidate = await store.lineage.add_candidate(origin="imported", parent_version=live, caller=OPERATOR)
     weights = make_weights(candidate.version)
     folder = adapters / folder_name(candidate.version, weights.sha256())
     write_adapter_folder(

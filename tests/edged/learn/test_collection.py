@@ -15,7 +15,7 @@ NOTHING = InUse(
     kept=frozenset(),
     references=frozenset(),
     in_updates=frozenset(),
-    oldest_named=1000,
+    named=frozenset(),
 )
 ROOMY = 10**12
 
@@ -28,7 +28,7 @@ in_use = st.builds(
     kept=some,
     references=some,
     in_updates=some,
-    oldest_named=st.integers(-5, 40),
+    named=some,
 )
 rules = st.builds(Rules, keep_versions=st.integers(0, 12), min_free_bytes=st.integers(0, 500))
 
@@ -55,9 +55,8 @@ def test_a_version_that_is_in_use_is_never_removed(
     files: list[Files], used: InUse, rules: Rules, free_bytes: int
 ) -> None:
     decision = decide(files, used, rules, free_bytes=free_bytes)
-    protected = used.wanted | used.last_good | used.kept | used.references | used.in_updates
+    protected = used.wanted | used.last_good | used.kept | used.references | used.in_updates | used.named
     assert not protected & set(decision.removed)
-    assert all(version < used.oldest_named for version in decision.removed)
     assert not set(describe(used, files)) & set(decision.removed)
     assert set(decision.removed) <= {one.version for one in files}
     assert list(decision.removed) == sorted(set(decision.removed))
@@ -111,7 +110,7 @@ def test_who_asks_is_told_why_a_version_is_in_use() -> None:
         kept=frozenset({2}),
         references=frozenset({1}),
         in_updates=frozenset({3}),
-        oldest_named=6,
+        named=frozenset({6, 7}),
     )
     assert describe(used, made(*range(8, 1, -1))) == {
         1: "reference of learning",

@@ -182,7 +182,7 @@ def test_each_kept_rating_is_followed_to_the_one_update_that_used_it_as_new(in_b
             await box.rate(*(UP_AND_DOWN * 2)[:n_usable], version=version)
             await box.rate(*[1.0] * n_greedy, version=version, temperature=0.0)
             await learned(box, version + 1)
-        used = await box.store.feedback.used_rated(0, 1000)
+        used = await box.store.feedback.used_rated(None, 1000)
         assert box.store.feedback.drop_counts() == {"greedy": 2}
         assert (len(used), await box.unused()) == (53, 0), "every kept rating"
         by_update = {update.id: update for update in box.finished}

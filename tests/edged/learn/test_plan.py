@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edged.learn import plan
+from edged.learn.ages import Ages, ages
 from edged.learn.plan import Decision, Rules, View, decide
 from edged.records import RatedChoice, Written
 
@@ -43,11 +44,16 @@ def mixed(n: int, first: int = 1) -> list[RatedChoice]:
     return [rated(number, 1.0 if number % 2 else -1.0) for number in range(first, first + n)]
 
 
+def in_a_row(live: int) -> Ages:
+    """Each version made from the one before, and the last one live."""
+    return ages({version: version - 1 for version in range(1, live + 1)}, live)
+
+
 def view(unused: Sequence[RatedChoice] = (), **changes: Any) -> View:
     values: dict[str, Any] = {
         "unused": unused,
         "base_sha256": BASE,
-        "newest_version": 5,
+        "ages": in_a_row(5),
         "versions_on_disk": frozenset({0, 2, 3, 4, 5}),
         "reference": 0,
         "paused": False,
@@ -215,15 +221,62 @@ def test_t_stale_1_an_answer_is_used_up_to_the_cap_and_not_one_version_older(
 ) -> None:
     version = max(0, newest - age)
     rules = dataclasses.replace(RULES, staleness=staleness)
-    seen = view(newest_version=newest, versions_on_disk=frozenset(range(13)))
+    seen = view(ages=in_a_row(newest), versions_on_disk=frozenset(range(13)))
     expected = "stale" if newest - version > staleness else None
     assert plan.unfit(rated(1, version=version), seen, rules) == expected
     replayed = plan.replay([rated(1, version=version)], n_new=4, seed=1, view=seen, rules=rules)
     assert bool(replayed) == (expected is None)
 
 
-def test_refused_candidates_age_an_episode_too() -> None:
-    assert plan.unfit(rated(1, version=2), view(newest_version=6), RULES) == "stale"
+@st.composite
+def lineages(draw: st.DrawFn) -> tuple[dict[int, int | None], int]:
+    """Published versions with gaps where numbers went to candidates, each made from an earlier one; and a live one."""
+    parents: dict[int, int | None] = {0: None}
+    for version in sorted(draw(st.sets(st.integers(1, 40), max_size=12))):
+        parents[version] = draw(st.sampled_from([*sorted(parents), None]))
+    return parents, draw(st.sampled_from(sorted(parents)))
+
+
+@given(lineages(), st.integers(0, 8))
+def test_a_rating_on_an_answer_of_the_live_version_is_never_stale_whatever_happened_before(
+    lineage: tuple[dict[int, int | None], int], staleness: int
+) -> None:
+    parents, live = lineage
+    seen = view(ages=ages(parents, live), versions_on_disk=frozenset(parents))
+    rules = dataclasses.replace(RULES, staleness=staleness)
+    choices = [rated(number, 1.0 if number % 2 else -1.0, version=live) for number in range(1, 5)]
+    decision = decide_now(dataclasses.replace(seen, unused=choices), rules)
+    assert (decision.batch, decision.drops) == (tuple(choices), ())
+
+
+@given(lineages(), st.integers(0, 8), st.integers(0, 40))
+def test_only_what_learning_has_gone_past_is_dropped_and_the_rest_waits_for_its_version(
+    lineage: tuple[dict[int, int | None], int], staleness: int, version: int
+) -> None:
+    parents, live = lineage
+    seen = view([rated(1, version=version)], ages=ages(parents, live), versions_on_disk=frozenset(range(41)))
+    rules = dataclasses.replace(RULES, staleness=staleness)
+    decision = decide_now(seen, rules)
+    if decision.drops:
+        assert version in seen.ages.behind
+        assert seen.ages.steps[version] > staleness
+    for paused in ({"paused": True}, {"pinned": True}):
+        assert decide_now(dataclasses.replace(seen, **paused), rules).drops == ()
+    if version in parents:
+        promoted = dataclasses.replace(seen, ages=ages(parents, version))
+        assert plan.unfit(rated(1, version=version), promoted, rules) is None
+
+
+def test_ratings_that_wait_for_their_version_are_told_and_nothing_hides_behind_them() -> None:
+    waiting = [rated(number, 1.0 if number % 2 else -1.0, version=7) for number in range(1, 9)]
+    seen = view(waiting, ages=ages({**{n: n - 1 for n in range(1, 8)}}, 1), versions_on_disk=frozenset(range(8)))
+    decision = decide_now(seen)
+    assert (decision.state, decision.why) == ("idle", "8 rated answers wait: their version is far from the live one")
+    assert not plan.sees_enough(seen, RULES)
+    fresh = [rated(number, 1.0 if number % 2 else -1.0, version=1) for number in range(11, 19)]
+    both = dataclasses.replace(seen, unused=[*waiting, *fresh])
+    assert decide_now(both).batch == tuple(fresh)
+    assert plan.sees_enough(both, RULES)
 
 
 def test_what_is_dropped_does_not_count_towards_a_batch() -> None:
@@ -257,7 +310,7 @@ def views(draw: st.DrawFn) -> View:
     ]
     return view(
         unused,
-        newest_version=draw(st.integers(5, 7)),
+        ages=dataclasses.replace(in_a_row(draw(st.integers(5, 7))), behind=draw(st.frozensets(st.integers(0, 7)))),
         versions_on_disk=frozenset(range(8)) - draw(st.frozensets(st.integers(1, 7), max_size=2)),
         reference=draw(st.sampled_from([0, 0, 0, 7])),
         paused=draw(st.sampled_from([False, False, True])),
@@ -284,9 +337,11 @@ def test_a_decision_keeps_its_promises(seen: View, now: float, rules: Rules) -> 
     dropped = {choice.episode_id for choice, _ in decision.drops}
     taken = [choice.episode_id for choice in decision.batch]
     usable = [choice for choice in seen.unused if plan.unfit(choice, seen, rules) is None]
-    # Every unused rating is dropped or usable, never both, and only usable ones are trained on, once.
+    # Every unused rating is usable, waits for its version or is dropped; only usable ones are trained on, once.
     assert dropped.isdisjoint(taken)
-    assert sorted(dropped | {choice.episode_id for choice in usable}) == [c.episode_id for c in seen.unused]
+    others = [choice.episode_id for choice in seen.unused if choice not in usable]
+    waits = {choice.episode_id for choice in seen.unused if plan.unfit(choice, seen, rules) == "aside"}
+    assert sorted(dropped) == ([] if decision.state == "paused" else [one for one in others if one not in waits])
     assert len(set(taken)) == len(taken)
     assert taken == sorted(taken)
     assert set(decision.batch) <= set(usable)
@@ -368,7 +423,7 @@ def test_every_kept_rating_is_new_in_exactly_one_update_and_only_then_replayed(
         for rating in waiting.pop(0) if waiting else ():
             n += 1
             unused.append(rated(n, rating, version=version, rated_at=1000.0 + n))
-        seen = view(unused, newest_version=version, versions_on_disk=frozenset(range(version + 1)))
+        seen = view(unused, ages=in_a_row(version), versions_on_disk=frozenset(range(version + 1)))
         decision = decide(seen, 1e6, rules)
         gone = {choice.episode_id for choice, _ in decision.drops}
         assert all(version - choice.version > rules.staleness for choice, _ in decision.drops)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edged.learn import plan, practice
+from edged.learn.ages import ages
 from edged.learn.practice import (
     Blocked,
     Changed,
@@ -257,7 +258,7 @@ def judged(rewards: str, group: str = "g", first: int = 1, **changes: Any) -> li
 VIEW = plan.View(
     unused=(),
     base_sha256="b",
-    newest_version=5,
+    ages=ages({version: version - 1 for version in range(1, 6)}, 5),
     versions_on_disk=frozenset({0, 2, 3}),
     reference=0,
     paused=False,

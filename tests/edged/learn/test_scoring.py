@@ -21,13 +21,18 @@ class WatchedScorer(Scorer):
         await super()._sleep()
 
 
-def scorer_of(box: Any, oldest_version: int = 0) -> WatchedScorer:
+def scorer_of(box: Any, *versions: int) -> WatchedScorer:
+    """versions: those worth scoring; none named: 0 to 9."""
+
+    async def worth_scoring() -> frozenset[int]:
+        return frozenset(versions or range(10))
+
     return WatchedScorer(
         box.trainer,
         box.store.episodes,
         box.folders,
         base_sha256=box.BASE_SHA256,
-        oldest_version=lambda: oldest_version,
+        versions=worth_scoring,
         reference=lambda: box.reference,
     )
 
@@ -50,7 +55,7 @@ async def woken(box: Any, scorer: WatchedScorer) -> None:
 
 
 async def unscored(box: Any) -> list[int]:
-    return [episode.id for episode in await box.store.episodes.unscored(100, 0)]
+    return [episode.id for episode in await box.store.episodes.unscored(100, None)]
 
 
 async def scored_once(box: Any, scorer: WatchedScorer) -> None:
@@ -123,7 +128,7 @@ def test_episodes_that_are_too_old_to_be_trained_on_are_not_scored(in_box: InBox
     async def scenario(box: Any) -> None:
         await box.answer(version=0)
         await box.trainer.start()
-        await scored_once(box, scorer_of(box, oldest_version=1))
+        await scored_once(box, scorer_of(box, 1))
         assert box.worker.scored == []
 
     in_box(scenario)

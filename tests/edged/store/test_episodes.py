@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -91,16 +91,16 @@ def test_unscored_gives_the_newest_first_until_they_are_scored(
         await store.episodes.add(make_episode("empty", version=9, completion_ids=(), logprobs=(), raw_logprobs=()))
         other = await store.episodes.add(make_episode("other", version=9, base_sha256="f" * 64))
 
-        async def unscored(limit: int, min_version: int, base_sha256: str | None = None) -> list[int]:
-            found = await store.episodes.unscored(limit, min_version, base_sha256=base_sha256)
+        async def unscored(limit: int, versions: Collection[int] | None, base_sha256: str | None = None) -> list[int]:
+            found = await store.episodes.unscored(limit, versions, base_sha256=base_sha256)
             return [episode.id for episode in found]
 
-        assert await unscored(10, 1) == [other, *ids[:0:-1]]
-        assert await unscored(10, 1, base_sha256="b" * 64) == ids[:0:-1]
-        assert await unscored(2, 0) == [other, ids[3]]
+        assert await unscored(10, range(1, 10)) == [other, *ids[:0:-1]]
+        assert await unscored(10, {1, 2, 3, 9}, base_sha256="b" * 64) == ids[:0:-1]
+        assert await unscored(2, None) == [other, ids[3]]
         await store.episodes.set_scores([score(other), score(ids[3]), score(999)])
         await store.episodes.set_scores([score(ids[3], kl=0.75)])
-        assert await unscored(10, 0) == [ids[2], ids[1], ids[0]]
+        assert await unscored(10, None) == [ids[2], ids[1], ids[0]]
         ((_, _, newest),) = await store.episodes.list(after=ids[2], limit=1, version=None, rated=None)
         assert newest == score(ids[3], kl=0.75)
 

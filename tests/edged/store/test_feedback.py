@@ -247,9 +247,9 @@ def test_unused_ratings_come_oldest_first_and_used_ones_newest_first(
         assert [choice.feedback_id for choice in await store.feedback.unused_rated(2)] == ids[:2]
         update_id = await finish(store, ids[:3], "refused", operator)
         assert [choice.feedback_id for choice in await store.feedback.unused_rated(10)] == ids[3:]
-        used = await store.feedback.used_rated(1, 10)
+        used = await store.feedback.used_rated({1, 2}, 10)
         assert [(choice.version, choice.used_by) for choice in used] == [(1, update_id), (2, update_id)]
-        assert len(await store.feedback.used_rated(0, 1)) == 1
+        assert len(await store.feedback.used_rated(None, 1)) == 1
 
     in_store(scenario)
 
@@ -263,9 +263,9 @@ def test_rating_a_trained_choice_again_changes_its_reward_and_does_not_bring_it_
         await finish(store, [row.id], "failed", operator)
         await store.feedback.add(make_feedback("c", -1.0), idempotency_key=None)
         assert await store.feedback.unused_rated(10) == []
-        assert [choice.rating for choice in await store.feedback.used_rated(0, 10)] == [-1.0]
+        assert [choice.rating for choice in await store.feedback.used_rated(None, 10)] == [-1.0]
         await store.feedback.add(make_feedback("c", None, correction="x"), idempotency_key=None)
-        assert [choice.rating for choice in await store.feedback.used_rated(0, 10)] == [-1.0]
+        assert [choice.rating for choice in await store.feedback.used_rated(None, 10)] == [-1.0]
 
     in_store(scenario)
 
@@ -398,7 +398,7 @@ def test_any_sequence_of_ratings_drops_and_updates_agrees_with_a_plain_model(
         unused = [rated[choice].id for choice in by_age if choice not in used and rated[choice].id not in dropped]
         assert [row.feedback_id for row in await store.feedback.unused_rated(100)] == unused
         trained = [rated[choice].id for choice in reversed(by_age) if choice in used]
-        assert [row.feedback_id for row in await store.feedback.used_rated(0, 100)] == trained
+        assert [row.feedback_id for row in await store.feedback.used_rated(None, 100)] == trained
         assert store.feedback.counts() == (len(order), len(rated))
         assert store.feedback.drop_counts() == ({"r": len(dropped)} if dropped else {})
         assert (await store.written.counts()).corrections_waiting == len(corrected)

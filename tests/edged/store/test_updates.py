@@ -92,7 +92,7 @@ def test_publishing_changes_update_adapter_live_version_and_ratings_together(
         assert (live.version, live.since, live.why, live.caller) == (1, 20.0, "published", operator.name)
         assert (await store.lineage.get(1)).state == "published"
         assert store.lineage.folder(1) == PUBLISHED.folder
-        assert [choice.used_by for choice in await store.feedback.used_rated(0, 10)] == [update.id]
+        assert [choice.used_by for choice in await store.feedback.used_rated(None, 10)] == [update.id]
         assert (store.updates.count_finished(), store.updates.latest_finished()) == (1, finished)
 
     in_store(scenario)
