@@ -19,7 +19,7 @@ import msgpack
 from edged import resolved
 from edged.base_model import BaseModel
 from edged.demo.prompts import HELD_OUT
-from edged.failure import JobRefused
+from edged.failure import JobRefused, WorkerBusy
 from edged.learn import deep_gate, gate
 from edged.learn.deep_proving import DeepProver
 from edged.learn.proving import Prover
@@ -180,10 +180,13 @@ class Rig:
 
     async def prove(self, candidate: Candidate) -> gate.Judgement:
         """The fast gate's judgement."""
-        try:
-            return await self._prover.prove(candidate.ref, protocol.BASE, candidate.result)
-        except JobRefused as refused:
-            return gate.Judgement(accepted=False, reason=f"a worker refused it: {refused}", metrics={})
+        while True:
+            try:
+                return await self._prover.prove(candidate.ref, protocol.BASE, candidate.result)
+            except WorkerBusy:  # it takes longer on a busy machine: asking again joins what was asked
+                continue
+            except JobRefused as refused:
+                return gate.Judgement(accepted=False, reason=f"a worker refused it: {refused}", metrics={})
 
     async def look_at(self, candidate: Candidate) -> deep_gate.Judgement:
         """The deep gate's judgement; of one that cannot be loaded, that it is refused."""
