@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from edged import swap
 from edged.learn import collection
+from edged.learn.ages import ages
 from edged.records import Live
 from edged.swap import Stage
 from engine.generate.swap import Place, Swap
@@ -53,6 +54,9 @@ class Disk:
     def append(self, version: int, why: Any, caller: str) -> None:
         at = float(len(self.history))
         self.history.insert(0, Live(version=version, since=at, why=why, caller=caller, pinned=False))
+
+    def published(self) -> dict[int, int | None]:
+        return {0: None} | {version: self.parents[version] for version in self.rows | self.collected}
 
     def is_whole(self, version: int) -> bool:
         return version == 0 or (version in self.rows and version in self.folders)
@@ -250,7 +254,7 @@ class Swaps(RuleBasedStateMachine):
             kept=frozenset(),
             references=frozenset([0]),
             in_updates=frozenset(self.disk.parents[version] for version in self.disk.spool),
-            oldest_named=self.disk.newest - STALENESS - 1,
+            named=ages(self.disk.published(), self.disk.live).within(STALENESS + 1),
         )
         files = [
             collection.Files(version=version, n_bytes=1, age_s=0.0)
