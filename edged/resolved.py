@@ -66,11 +66,14 @@ def learning(settings: Settings, shape: BaseShape) -> LearnSettings:
     learn = settings.learn
     ppo = {field.name: getattr(learn, field.name) for field in dataclasses.fields(protocol.PpoSettings)}
     preference = {field.name: getattr(learn, field.name) for field in dataclasses.fields(protocol.PreferenceSettings)}
-    rules = {field.name: getattr(learn, field.name) for field in dataclasses.fields(Rules) if field.name != "feeds"}
+    elsewhere = ("feeds", "reward_clip")
+    rules = {
+        field.name: getattr(learn, field.name) for field in dataclasses.fields(Rules) if field.name not in elsewhere
+    }
     feeds = frozenset(protocol.OBJECTIVES[name] for name in learn.objectives)
     return LearnSettings(
         enabled=learn.enabled,
-        rules=Rules(**rules, feeds=feeds),
+        rules=Rules(**rules, feeds=feeds, reward_clip=settings.reward.clip),
         objectives=learn.objectives,
         ppo=protocol.PpoSettings(**ppo),
         preference=protocol.PreferenceSettings(**preference),

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from typing import Literal, TypeVar
 
 from edged.learn.ages import Ages
+from edged.learn.reward import reward_of
 from edged.records import CONSTRAINTS, RatedChoice, Written
 from engine.protocol import Feed
 
@@ -45,7 +46,7 @@ FOR_THUMBS: frozenset[DropReason | WaitReason] = frozenset(
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
     """`[learn]` as far as planning goes. max_batch: RATINGS_MIN or more. staleness: how many steps of the policy old
-    an episode may be. feeds: what the objectives feed on."""
+    an episode may be. feeds: what the objectives feed on. reward_clip: what ratings are cut to."""
 
     batch_ratings: int
     max_wait_s: float
@@ -53,6 +54,7 @@ class Rules:
     replay_ratio: float
     staleness: int
     feeds: frozenset[Feed] = frozenset({"rated"})
+    reward_clip: float = 1.0
 
     @property
     def written_max(self) -> int:
@@ -257,7 +259,7 @@ def _whole_groups(counted: Sequence[RatedChoice], view: View, rules: Rules) -> t
         if len(chosen) + len(part) <= rules.max_batch:
             chosen |= {choice.episode_id for choice in part}
         elif not chosen:
-            differing = _contrast(part, by_sign=True) or _contrast(part, by_sign=False)
+            differing = _contrast(part, rules, by_sign=True) or _contrast(part, rules, by_sign=False)
             chosen = {choice.episode_id for choice in _cut(part, differing, rules)}
     return tuple(choice for choice in counted if choice.episode_id in chosen)
 
@@ -271,11 +273,11 @@ def comparable(choices: Sequence[RatedChoice], view: View, rules: Rules) -> list
     for choice in choices:
         if unfit_for_policy(choice, view, rules) is None:
             groups.setdefault(choice.group, []).append(choice)
-    parts = [tuple(group) for group in groups.values() if _contrast(group, by_sign=False) is not None]
+    parts = [tuple(group) for group in groups.values() if _contrast(group, rules, by_sign=False)]
     if "thumbs" in rules.feeds:
         compared = {choice.episode_id for part in parts for choice in part}
         others = [choice for choice in choices if choice.episode_id not in compared]
-        if _contrast(others, by_sign=True) is not None:
+        if _contrast(others, rules, by_sign=True):
             parts.append(tuple(others))
     return parts
 
@@ -334,12 +336,12 @@ def unfit_for_policy(choice: RatedChoice, view: View, rules: Rules) -> DropReaso
 
 def has_contrast(choices: Sequence[RatedChoice], rules: Rules) -> bool:
     """Whether at least two ratings differ."""
-    return _contrast(choices, by_sign=rules.asks_for_both_kinds) is not None
+    return _contrast(choices, rules, by_sign=rules.asks_for_both_kinds) is not None
 
 
 def with_contrast(usable: Sequence[RatedChoice], rules: Rules) -> tuple[RatedChoice, ...]:
     """At most `max_batch` choices, the oldest ones and two that differ, in their order; () if all ratings are equal."""
-    return _cut(usable, _contrast(usable, by_sign=rules.asks_for_both_kinds), rules)
+    return _cut(usable, _contrast(usable, rules, by_sign=rules.asks_for_both_kinds), rules)
 
 
 def _cut(usable: Sequence[RatedChoice], differing: tuple[int, int] | None, rules: Rules) -> tuple[RatedChoice, ...]:
@@ -350,16 +352,17 @@ def _cut(usable: Sequence[RatedChoice], differing: tuple[int, int] | None, rules
     return tuple(usable[number] for number in chosen)
 
 
-def _contrast(choices: Sequence[RatedChoice], *, by_sign: bool) -> tuple[int, int] | None:
-    """The numbers of the first two choices that differ, or of which one is liked and one disliked."""
+def _contrast(choices: Sequence[RatedChoice], rules: Rules, *, by_sign: bool) -> tuple[int, int] | None:
+    """The numbers of the first two choices that differ as the trainer sees them, or of which one is liked and one
+    disliked."""
     if not choices:
         return None
     if by_sign:
         liked = next((number for number, choice in enumerate(choices) if choice.rating > 0.0), None)
         disliked = next((number for number, choice in enumerate(choices) if choice.rating < 0.0), None)
         return None if liked is None or disliked is None else (liked, disliked)
-    first = choices[0].rating
-    other = (number for number, choice in enumerate(choices) if abs(choice.rating - first) > CONTRAST_MIN)
+    rewards = [reward_of(choice.rating, clip=rules.reward_clip) for choice in choices]
+    other = (number for number, reward in enumerate(rewards) if abs(reward - rewards[0]) > CONTRAST_MIN)
     return next(((0, number) for number in other), None)
 
 

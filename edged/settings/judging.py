@@ -25,7 +25,13 @@ def _as_web_address(value: str) -> str:
 
 
 class RewardSection(Section):
-    clip: float = key(1.0, "Rewards are cut to plus or minus this, in rating units.", gt=0, le=100, live=True)
+    clip: float = key(
+        1.0,
+        "Rewards are cut to plus or minus this, in rating units; ratings that are equal then wait for contrast.",
+        gt=0,
+        le=100,
+        live=True,
+    )
     source: Literal["feedback", "function", "http", "classifier", "fitted"] = key(
         "feedback",
         'Judge of answers that nobody has rated; "feedback": none. With one the box practises while it is idle.',

@@ -67,7 +67,9 @@ def test_every_hyper_parameter_of_preferences_comes_from_its_key(name: str) -> N
     assert getattr(learning.preference, name) == value
 
 
-@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(plan.Rules) if field.name != "feeds"])
+@pytest.mark.parametrize(
+    "name", [field.name for field in dataclasses.fields(plan.Rules) if field.name not in ("feeds", "reward_clip")]
+)
 def test_every_rule_of_planning_comes_from_its_key(name: str) -> None:
     value = other_than(LearnSection(), name)
     learning = resolved.learning(Settings(learn=LearnSection(**{name: value})), SHAPE)
@@ -103,6 +105,8 @@ def test_the_rest_of_learning_comes_from_its_keys() -> None:
     assert learning.objectives == {"kto": 2.0}
     assert learning.lora.rank == 4
     assert learning.reward_clip == 1.0
+    clipped = resolved.learning(Settings(reward=RewardSection(clip=0.4)), SHAPE)
+    assert (clipped.reward_clip, clipped.rules.reward_clip) == (0.4, 0.4)
 
 
 @pytest.mark.parametrize(

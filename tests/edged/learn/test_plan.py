@@ -130,6 +130,17 @@ def test_ratings_that_differ_by_less_than_a_millionth_are_equal() -> None:
     assert plan.has_contrast([rated(1, 0.5), rated(2, 0.51)], RULES)
 
 
+@pytest.mark.parametrize("feed", ["rated", "groups"])
+def test_ratings_that_the_clip_makes_equal_are_equal(feed: Any) -> None:
+    choices = [rated(number, 1.0 if number % 2 else 0.5, group="g") for number in range(1, 9)]
+    rules = dataclasses.replace(RULES, feeds=frozenset({feed}))
+    assert decide_now(view(choices), rules).batch == tuple(choices)
+    clipped = decide_now(view(choices), dataclasses.replace(rules, reward_clip=0.4))
+    assert (clipped.state, clipped.batch, clipped.drops) == ("waiting_for_contrast", (), ())
+    apart = [*choices, rated(9, 0.3, group="g")]
+    assert choices[0] in decide_now(view(apart), dataclasses.replace(rules, reward_clip=0.4)).batch
+
+
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
