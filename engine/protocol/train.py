@@ -152,7 +152,7 @@ class PpoSettings:
     entropy_coef: weight of the policy's entropy in the objective.
     dual_clip: bound on the loss of a token with negative advantage, in advantages; above 1.
     critic: "head" is a value head on frozen features; "lora" a second adapter with a value head.
-    live_kl_max: an epoch stops once the mean KL of new against the parent adapter passes it; the gate judges the same.
+    live_kl_max: an epoch stops once the mean KL(parent || new) passes it; the gate judges the same.
     importance_cap: truncation of pi_old / pi_behaviour (decoupled PPO). drift_max: how far the mean of its logarithm
         over a whole answer by an older version may be from 0 (`engine.train.sequence_filter`).
     """

@@ -37,8 +37,8 @@ Sums = dict[str, float]
 @dataclasses.dataclass(frozen=True, slots=True)
 class Part:
     """A share of an optimizer step. gradients: in the order of the adapter's parameters. sums: of figures, by
-    objective and name. moved: over the sampled answers, tokens, sum of k3 to the parent, sum and maximum of the
-    ratio."""
+    objective and name. moved: over the sampled answers, tokens, sum of the estimates of KL(parent || policy),
+    sum and maximum of the ratio."""
 
     gradients: list[torch.Tensor]
     sums: dict[str, Sums]
@@ -198,7 +198,8 @@ def _moved(rollouts: Sequence[Rollout], scores: Sequence[TokenScores]) -> tuple[
     parent = torch.cat([rollout.parent for rollout, _ in sampled])
     logprobs = torch.cat([of_tokens for _, of_tokens in sampled])
     ratio = (logprobs - parent).clamp(-kl.MAX_LOG_RATIO, kl.MAX_LOG_RATIO).exp()
-    return parent.shape[0], float(kl.k3(logprobs, parent).sum()), float(ratio.sum()), float(ratio.max())
+    distance = kl.k3(parent, logprobs)  # the tokens were sampled from the parent, as far as from anybody
+    return parent.shape[0], float(distance.sum()), float(ratio.sum()), float(ratio.max())
 
 
 def is_finite(value: float) -> bool:

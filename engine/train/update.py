@@ -7,7 +7,7 @@
     optimise    epochs x minibatches: the weighted mean losses of the items on the actor, clipped value loss on the
                 critic; it ends early when the policy has moved `live_kl_max` away from the parent
     settle      the new policy measured once more over the rated answers; if it went beyond `live_kl_max` in its last
-                steps, the move is shortened until it did not
+                steps, the move is shortened until it did not. That distance is KL(parent || new), as in TRPO and PPO
 
 The result is a pure function of the job, the parent's and the checkpoint's tensors: same bytes on every replay with the
 same threads, whatever was scored ahead. Nothing is written here (`engine.train.job`), and the base never changes.
@@ -153,8 +153,10 @@ def settle(
 ) -> dict[str, float]:
     """Measure the new policy over the rated answers, and shorten the move while it is beyond `live_kl_max`.
 
-    Without rated answers, over what people wrote: the policy did not sample it, so the distance is that of the whole
-    distributions there, and not an estimate from tokens.
+    The distance is KL(parent || policy), because the answers are the parent's. Without rated answers it is measured
+    over what people wrote: nobody sampled that, so it is the distance of the whole distributions there, and not an
+    estimate from tokens. `kl/reference` is KL(policy || reference), with the same answers as if the policy had given
+    them, which holds within `live_kl_max`.
     """
     answers = gathered.answers
     parent = torch.cat([rollout.parent for rollout in answers]) if answers else torch.empty(0)
@@ -162,7 +164,7 @@ def settle(
     for attempt in range(MAX_SHORTENINGS + 1):
         if answers:
             logprobs, entropy = measure_policy(answers, lora, scorer, tick)
-            kl_live = float(kl.k3(logprobs, parent).mean())
+            kl_live = float(kl.k3(parent, logprobs).mean())
         else:
             kl_live = float(measure_distance(gathered.texts, lora, scorer.adapter(job.parent), scorer, tick).mean())
         if kl_live <= job.ppo.live_kl_max or attempt == MAX_SHORTENINGS:
@@ -184,7 +186,7 @@ def settle(
 def measure_distance(
     rollouts: Sequence[Rollout], lora: Lora, parent: Lora | None, scorer: Scorer, tick: Tick
 ) -> torch.Tensor:
-    """float32[N]: KL(policy || parent) before every completion token, in an order of its own."""
+    """float32[N]: KL(parent || policy) before every completion token, in an order of its own."""
     micro_batches = split_micro_batches([one.trunk.shape[0] for one in rollouts], scorer.micro_batch_tokens)
 
     def work(members: list[int]) -> torch.Tensor:
@@ -194,7 +196,7 @@ def measure_distance(
             trunks, prompts = [one.trunk for one in chosen], [one.prompt_ids for one in chosen]
             first = scorer.first_layer(lora)
             now, then = (packed_states(scorer.base, first, trunks, prompts, one) for one in (lora, parent))
-            return divergences(now, then, scorer.base.head, temperatures)
+            return divergences(then, now, scorer.base.head, temperatures)
 
     return torch.cat(scorer.lanes.map(work, micro_batches, lambda: tick("measure", 0, 0)))
 

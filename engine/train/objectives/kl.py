@@ -7,6 +7,11 @@ log pi_ref (John Schulman, "Approximating KL divergence"):
     k2 = d^2 / 2              biased, never negative; its expected gradient is that of KL(pi || pi_ref)
     k3 = exp(-d) - 1 + d      unbiased, never negative, and quiet; its expected gradient is that of KL(pi_ref || pi)
 
+Whose samples they are decides which divergence is meant: it is that of the sampler from the other, so the sampler comes
+first. How far an update has moved, over answers that the parent gave, is k3(parent, new) = r - 1 - log r with
+r = new / parent, for KL(parent || new). The other way round it would be no divergence at all, and a single token that
+the new policy has given up would outweigh all others.
+
 Values and gradients are different matters: an unbiased estimate of a divergence need not have an unbiased gradient,
 because the samples' own dependence on pi has none. The extreme case is k1, whose gradient, the score, is 0 in
 expectation: as a penalty it would be noise and nothing else. `penalty` says what is descended instead. In a reward it
@@ -36,7 +41,7 @@ def k1(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     """float32[N]: d, the log-ratio.
 
     Args:
-        logprobs: float32[N], log pi of each sampled token.
+        logprobs: float32[N], log pi of each token, sampled from pi.
         reference: float32[N], log pi_ref of the same tokens.
     """
     return (logprobs - reference).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,8 +16,10 @@ from adapters.folder import load_adapter_folder
 from engine.lora import Lora, new_lora
 from engine.protocol import LoraSettings
 from engine.train import adamw
+from engine.train.critic_head import new_head_critic
 from engine.train.job import run_job
-from engine.train.optimise import actor_gradients, plan_steps, score_tokens
+from engine.train.learner import Learner
+from engine.train.optimise import actor_gradients, optimise, plan_steps, score_tokens
 from engine.train.scorer import Scorer
 from tests.engine.train.conftest import MakeEpisodes
 from tests.engine.train.objectives.updates import course_of
@@ -136,11 +139,68 @@ def test_t_lp_8_figures_are_means_over_tokens_whatever_they_are_computed_with(
     rollouts = [item.rollouts[0] for item in course.items["ppo"]]
     with torch.no_grad():
         logprobs = torch.cat([one.logprobs for one in score_tokens(rollouts, moved, scorer)])
-    log_ratio = logprobs - torch.cat([one.parent for one in rollouts])
-    assert figures[16]["policy/ratio_mean"] == pytest.approx(float(log_ratio.exp().mean()), rel=1e-3)
-    assert figures[16]["policy/approx_kl"] == pytest.approx(
-        float((torch.expm1(-log_ratio) + log_ratio).mean()), rel=1e-2
+    log_ratio = (logprobs - torch.cat([one.parent for one in rollouts])).double().numpy()
+    assert figures[16]["policy/ratio_mean"] == pytest.approx(np.exp(log_ratio).mean(), rel=1e-3)
+    # The parent sampled: r - 1 - log r, not 1/r - 1 + log r, which is that of samples from the new policy.
+    assert figures[16]["policy/approx_kl"] == pytest.approx((np.exp(log_ratio) - 1 - log_ratio).mean(), rel=1e-3)
+    assert figures[16]["policy/approx_kl"] != pytest.approx((np.exp(-log_ratio) - 1 + log_ratio).mean(), rel=0.03)
+
+
+def test_t_kl_1_t_lp_8_the_distance_that_is_told_is_that_of_the_parent_from_what_became_of_it(
+    scorer: Scorer, sample_episodes: MakeEpisodes, tmp_path: Path
+) -> None:
+    rated = sample_episodes(12)
+    wild = dataclasses.replace(PPO, learning_rate=0.02, epochs=4)
+    folder = write_job(tmp_path / "job", make_job(rated, ppo=wild))
+    metrics = run_job(folder, scorer, BASE_SHA256, silent).metrics
+    new = dataclasses.replace(BASE, version=1, folder=str(folder / "out" / "adapter"))
+    only = [one.episode for one in rated]
+    now, then = (
+        torch.cat([one.scaled for one in scorer.measure(only, [ref] * len(only), silent)]).double().numpy()
+        for ref in (new, BASE)
     )
+    d = now - then
+    assert metrics["kl/live"] == pytest.approx((np.exp(d) - 1 - d).mean(), rel=1e-3)
+    assert metrics["kl/live"] != pytest.approx((np.exp(-d) - 1 + d).mean(), rel=0.1)
+    assert metrics["kl/reference"] == pytest.approx((np.exp(-d) - 1 + d).mean(), rel=1e-3), "of the policy from it"
+
+
+def test_an_update_stops_at_live_kl_max_and_not_beyond(scorer: Scorer, sample_episodes: MakeEpisodes) -> None:
+    job = make_job(sample_episodes(9), ppo=ONE_STEP)
+    learner = strayed(scorer)
+    course = course_of(job, learner.lora, scorer)
+    (step,) = plan_steps(job, course)
+    _, figures = actor_gradients(job, course, step, learner.lora, scorer, silent)
+    distance = figures["policy/approx_kl"]
+    assert distance > 0.01
+    for bound, steps in ((1.01 * distance, 1.0), (0.99 * distance, 0.0)):
+        bounded = dataclasses.replace(job, ppo=dataclasses.replace(ONE_STEP, live_kl_max=bound))
+        learner = strayed(scorer)
+        taken = optimise(bounded, course_of(bounded, learner.lora, scorer), learner, scorer, silent)
+        assert (taken["policy/steps"], taken["policy/stopped_early"]) == (steps, 1.0 - steps)
+        assert learner.adam.steps == steps
+
+
+def strayed(scorer: Scorer) -> Learner:
+    """A learner that is as far from the base as an update might bring it."""
+    lora = random_lora(scorer.base)
+    critic = new_head_critic(scorer.base.config.shape, torch.device("cpu"))
+    return Learner(lora, adamw.new_adam_state(lora.parameters()), critic)
+
+
+def test_weight_decay_pulls_every_matrix_towards_zero_by_the_step_size_times_it(
+    scorer: Scorer, sample_episodes: MakeEpisodes
+) -> None:
+    job = make_job(sample_episodes(9), ppo=ONE_STEP)
+    start = [one.clone() for one in strayed(scorer).lora.parameters()]
+    moved = {}
+    for decay in (0.0, 0.5):
+        decayed = dataclasses.replace(job, ppo=dataclasses.replace(ONE_STEP, weight_decay=decay))
+        learner = strayed(scorer)
+        optimise(decayed, course_of(decayed, learner.lora, scorer), learner, scorer, silent)
+        moved[decay] = learner.lora.parameters()
+    for without, with_it, before in zip(moved[0.0], moved[0.5], start, strict=True):
+        torch.testing.assert_close(without - with_it, 0.5 * PPO.learning_rate * before, rtol=1e-2, atol=1e-7)
 
 
 OFFLINE = """

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
+import peft
 import pytest
 import torch
+import transformers
 
 from engine.lora import new_lora
 from engine.protocol import OBJECTIVES, PreferredPair, RatedEpisode, TrainJob, TrainResult
@@ -74,6 +77,24 @@ def test_what_people_wrote_alone_moves_the_policy_no_further_than_ratings_may(
     assert kl[10.0]["policy/move_share"] == 1.0
     assert kl[0.05]["kl/live"] <= 0.05
     assert kl[0.05]["policy/move_share"] < 1.0
+
+
+def test_the_distance_over_what_people_wrote_is_that_of_the_parent_from_the_new_policy_over_all_words(
+    scorer: Scorer, sample_episodes: MakeEpisodes, tiny_folder: Path, tiny_peer: Any, tmp_path: Path
+) -> None:
+    job = job_of("sft", sample_episodes(6), ppo=dataclasses.replace(PPO, learning_rate=0.02, epochs=4))
+    told = run(tmp_path / "job", job, scorer).metrics["kl/live"]
+    plain = transformers.LlamaForCausalLM.from_pretrained(tiny_folder, dtype=torch.float32)
+    adapted = peft.PeftModel.from_pretrained(plain, str(tmp_path / "job" / "out" / "adapter")).eval()
+    forward, backward = [], []
+    for one in job.corrections:
+        ids, n = torch.tensor([one.prompt_ids + one.completion_ids]), len(one.completion_ids)
+        with torch.no_grad():
+            p, q = (torch.log_softmax(net(ids).logits[0, -n - 1 : -1].double(), -1) for net in (tiny_peer, adapted))
+        forward.append((p.exp() * (p - q)).sum(-1))
+        backward.append((q.exp() * (q - p)).sum(-1))
+    assert told == pytest.approx(float(torch.cat(forward).mean()), rel=1e-3)
+    assert told != pytest.approx(float(torch.cat(backward).mean()), rel=0.02)
 
 
 def test_answers_that_kto_leaves_to_a_policy_gradient_are_counted(

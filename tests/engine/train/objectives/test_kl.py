@@ -86,6 +86,28 @@ def test_t_kl_1_mean_of_k1_and_k3_over_samples_is_the_exact_kl(estimator: str) -
     assert abs(float(wrong.mean()) - exact) > 20 * standard_error
 
 
+# Parent and new policy over three tokens, one of which the new one has all but given up: KL(parent || new) by hand.
+GIVEN_UP = [
+    ([0.5, 0.3, 0.2], [0.6, 0.39, 0.01]),
+    ([0.5, 0.45, 0.05], [0.52, 0.4785, 0.0015]),
+    ([0.3, 0.4, 0.3], [0.45, 0.5, 0.05]),
+]
+
+
+@pytest.mark.parametrize(("parent", "new"), GIVEN_UP)
+def test_t_kl_1_over_what_the_parent_sampled_k3_is_the_distance_of_the_parent_from_the_new_policy(
+    parent: list[float], new: list[float]
+) -> None:
+    p, q = np.array(parent), np.array(new)
+    exact = float((p * np.log(p / q)).sum())
+    d = np.log(q / p)
+    assert float((p * (np.exp(d) - 1 - d)).sum()) == pytest.approx(exact, rel=1e-12)  # Schulman's r - 1 - log r
+    found = kl.k3(torch.tensor(np.log(p)), torch.tensor(np.log(q)))
+    assert float((p * found.numpy()).sum()) == pytest.approx(exact, rel=1e-12)
+    swapped = kl.k3(torch.tensor(np.log(q)), torch.tensor(np.log(p)))
+    assert float((p * swapped.numpy()).sum()) > 1.7 * exact, "no divergence: the token that was given up outweighs all"
+
+
 @pytest.mark.parametrize("estimator", ["k1", "k2"])
 def test_t_kl_3_penalties_k1_and_k2_have_the_gradient_of_the_kl_in_expectation(estimator: str) -> None:
     torch.testing.assert_close(expected_gradient(estimator), gradient_of_the_exact("pi || reference"))
