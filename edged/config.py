@@ -191,6 +191,9 @@ def _contradictions(settings: Settings) -> list[tuple[set[str], str]]:
     at_most("serve.default_max_tokens", "serve.context_tokens", "an answer must fit into the context")
     at_most("practice.max_tokens", "serve.context_tokens", "an answer must fit into the context")
     at_most("practice.group_size", "learn.max_batch", "a group must fit into an update")
+    if settings.learn.kl_target > 0 and settings.learn.kl_coef == 0:
+        line = f"learn.kl_coef: got 0, expected > 0 beside learn.kl_target ({_shown(settings.learn.kl_target)}): "
+        found.append(({"learn.kl_coef", "learn.kl_target"}, line + "0 stays 0 however it is multiplied; begin at 0.1"))
     serve = settings.serve
     if serve.backend == "remote" and not serve.url:
         line = 'serve.url: got "", expected the URL of a server: serve.backend is "remote"'

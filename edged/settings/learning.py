@@ -110,7 +110,11 @@ class LearnSection(Section):
         "loss", "Where the penalty stands; in the reward it is always k1.", live=True
     )
     kl_target: float = key(
-        0.0, "KL to the reference that kl_coef is steered towards, in nats; 0: kl_coef stays.", ge=0, le=100, live=True
+        0.0,
+        "KL to the reference that kl_coef is steered towards, in nats; 0: kl_coef stays.",
+        ge=0,
+        le=100,
+        live=True,
     )
     entropy_coef: float = key(0.0, "Weight of the policy's entropy, per nat.", ge=0, le=10, live=True)
     live_kl_max: float = key(0.3, "KL to the live adapter that ends an update early, in nats.", gt=0, le=100, live=True)

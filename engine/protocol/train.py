@@ -148,7 +148,8 @@ class PpoSettings:
     """Hyper-parameters of one update. Names follow the papers (PPO: arXiv 1707.06347, GAE: 1506.02438).
 
     kl_coef: weight of the estimate of KL(new || reference). kl_in: whether it stands in the loss or, of the parent, in
-        the rewards. kl_target: mean KL that an adaptive controller steers kl_coef towards (arXiv 1909.08593, 2.2)
+        the rewards. kl_target: mean KL that an adaptive controller steers that weight towards (arXiv 1909.08593, 2.2);
+        it begins at kl_coef, and anew when that is set to another value
     entropy_coef: weight of the policy's entropy in the objective.
     dual_clip: bound on the loss of a token with negative advantage, in advantages; above 1.
     critic: "head" is a value head on frozen features; "lora" a second adapter with a value head.

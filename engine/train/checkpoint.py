@@ -10,6 +10,7 @@ folder and renames it).
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from safetensors.torch import load_file, save
 from engine.lora import Lora
 from engine.train.adamw import AdamState
 from engine.train.critic import Baseline, Critic
-from engine.train.learner import Learner
+from engine.train.learner import Learner, SteeredPenalty
 
 STATE_FILE = "state.json"
 TENSORS_FILE = "state.safetensors"
@@ -48,7 +49,7 @@ def save_checkpoint(folder: Path, learner: Learner) -> None:
         "critic": critic.kind,
         "critic_steps": critic.adam.steps,
         "baseline": {"mean": learner.baseline.mean, "useless": learner.baseline.useless},
-        "kl_coef": learner.kl_coef,
+        "penalty": None if learner.penalty is None else dataclasses.asdict(learner.penalty),
     }
     (folder / STATE_FILE).write_text(json.dumps(state, indent=2, sort_keys=True) + "\n")
 
@@ -74,7 +75,8 @@ def load_checkpoint(folder: Path, lora: Lora, critic: Critic) -> Learner:
         if state.get("critic", "head") == critic.kind:
             _restore_critic(critic, tensors, state["critic_steps"])
             baseline = Baseline(**state.get("baseline", {}))
-        return Learner(lora, adam, critic, baseline, state.get("kl_coef"))
+        steered = state.get("penalty")
+        return Learner(lora, adam, critic, baseline, None if steered is None else SteeredPenalty(**steered))
     except (OSError, ValueError, TypeError, SafetensorError) as error:
         raise CheckpointError(f"{folder}: cannot be read ({error}); train from fresh state") from error
     except KeyError as error:

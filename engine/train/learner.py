@@ -22,11 +22,19 @@ class NothingToLearn(Exception):
         self.skipped = dict(skipped)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class SteeredPenalty:
+    """coef: where the adaptive controller has brought the penalty's weight. began_at: the setting that it began at."""
+
+    coef: float
+    began_at: float
+
+
 @dataclasses.dataclass(slots=True)
 class Learner:
     """What an update moves, in place: the adapter with its optimizer state, the critic, and what goes with them.
 
-    kl_coef: where the adaptive controller has brought the penalty's weight; None before its first update.
+    penalty: of the adaptive controller; None before its first update.
     checkpoint_lost: the state that belonged to the adapter could not be read, and everything but the adapter is fresh.
     """
 
@@ -34,5 +42,5 @@ class Learner:
     adam: adamw.AdamState
     critic: Critic
     baseline: Baseline = dataclasses.field(default_factory=Baseline)
-    kl_coef: float | None = None
+    penalty: SteeredPenalty | None = None
     checkpoint_lost: bool = False

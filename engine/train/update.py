@@ -35,7 +35,7 @@ from engine.train.course import Course, objective_of, prepare
 from engine.train.critic import CriticState, state_of, take_over
 from engine.train.figures import age_figures, batch_figures, hindsight, move_share, sampler_figures
 from engine.train.forward import completion_states, n_tokens_of, packed_states, tokens_of
-from engine.train.learner import Learner, NotFinite, NothingToLearn
+from engine.train.learner import Learner, NotFinite, NothingToLearn, SteeredPenalty
 from engine.train.logprobs import divergences, measure_tokens
 from engine.train.objectives import kl
 from engine.train.objectives.objective import Rollout
@@ -70,6 +70,7 @@ def run_update(
         EngineFault: an adapter of an episode cannot be read.
     """
     ahead_s = scorer.scored_ahead_s(selection.episodes)
+    began_at = job.ppo.kl_coef
     job = _with_steered_penalty(job, learner)
     gathered = _gather(job, selection, learner, scorer, tick)
     metrics = sampler_figures(gathered.sampled.rated, job.ppo.importance_cap)
@@ -83,7 +84,7 @@ def run_update(
     metrics |= optimise(job, course, learner, scorer, tick)
     clock.lap("optimise")
     metrics |= _look_back(job, gathered, course, learner, before, scorer, tick)
-    metrics |= _steer_penalty(job, learner, metrics)
+    metrics |= _steer_penalty(job, learner, metrics, began_at)
     clock.lap("measure")
     return Outcome(metrics, dict(course.skipped), ahead_s)
 
@@ -130,16 +131,23 @@ def _check_effective_share(metrics: dict[str, float], n_answers: int, left_out: 
 
 
 def _with_steered_penalty(job: TrainJob, learner: Learner) -> TrainJob:
-    if job.ppo.kl_target == 0.0 or learner.kl_coef is None:
+    """The job with the weight that the controller has come to; with its own where that was set anew since."""
+    steered = learner.penalty
+    if job.ppo.kl_target == 0.0 or steered is None or steered.began_at != job.ppo.kl_coef:
         return job
-    return dataclasses.replace(job, ppo=dataclasses.replace(job.ppo, kl_coef=learner.kl_coef))
+    return dataclasses.replace(job, ppo=dataclasses.replace(job.ppo, kl_coef=steered.coef))
 
 
-def _steer_penalty(job: TrainJob, learner: Learner, metrics: dict[str, float]) -> dict[str, float]:
-    """The weight of the penalty in the next update, by what this one measured."""
+def _steer_penalty(job: TrainJob, learner: Learner, metrics: dict[str, float], began_at: float) -> dict[str, float]:
+    """The weight of the penalty in the next update, by what this one measured.
+
+    Args:
+        job: with the weight that was in force. began_at: the setting, at which the controller began.
+    """
     if job.ppo.kl_target == 0.0 or "kl/reference" not in metrics:
         return {}
-    learner.kl_coef = kl.adapt(job.ppo.kl_coef, metrics["kl/reference"], job.ppo.kl_target, int(metrics["episodes"]))
+    coef = kl.adapt(job.ppo.kl_coef, metrics["kl/reference"], job.ppo.kl_target, int(metrics["episodes"]))
+    learner.penalty = SteeredPenalty(coef, began_at)
     return {"kl/coef": job.ppo.kl_coef}
 
 

@@ -118,6 +118,11 @@ def test_five_mistakes_are_all_told_at_once(tmp_path: Path) -> None:
             " the gate would refuse updates that the trainer allows",
         ),
         (
+            "[learn]\nkl_target = 0.05\nkl_coef = 0",
+            "learn.kl_coef: got 0, expected > 0 beside learn.kl_target (0.05): 0 stays 0 however it is multiplied;"
+            " begin at 0.1",
+        ),
+        (
             "[reward]\nsource = 'function'",
             'reward.function: got "", expected a value: reward.source is "function"',
         ),

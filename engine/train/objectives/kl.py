@@ -88,7 +88,7 @@ def adapt(coef: float, measured: float, target: float, n_answers: int) -> float:
     n_answers / HORIZON_ANSWERS, at most 1: what counts is how many answers the figure was measured on.
 
     Args:
-        coef: at least 0; 0 stays 0.
+        coef: positive; 0 would stay 0.
         measured, target: mean KL per token, in nats; the target is positive.
     Raises:
         ValueError: the target is not positive.

@@ -315,6 +315,65 @@ def test_training_goes_on_from_adapter_and_checkpoint(
     assert learner.critic.adam.steps == PPO.critic_warmup_steps + 8
 
 
+def state(folder: Path) -> dict[str, Any]:
+    """What the checkpoint of a finished job says beside its tensors."""
+    read: dict[str, Any] = json.loads((folder / "out" / "checkpoint" / "state.json").read_text())
+    return read
+
+
+def test_t_cr_4_the_running_mean_is_of_new_ratings_and_not_of_those_that_are_seen_again(
+    scorer: Scorer, sample_episodes: MakeEpisodes, tmp_path: Path
+) -> None:
+    rated = sample_episodes(8)
+    again = [dataclasses.replace(one, reward=-1.0, replay=True) for one in rated[:3]]
+    new = [dataclasses.replace(one, reward=reward) for one, reward in zip(rated[3:], (1, 0.5, 1, 0.5, 1), strict=True)]
+    folder = write_job(tmp_path / "job", make_job([*again, *new]))
+    run(folder, scorer)
+    assert state(folder)["baseline"]["mean"] == pytest.approx(0.8)
+
+
+def steered_job(scorer: Scorer, sample_episodes: MakeEpisodes, tmp_path: Path, target: float, **changes: Any) -> Path:
+    """A job that hardly moves, of a parent that is far from the reference: of the two distances only one is small."""
+    tmp_path.mkdir(exist_ok=True)
+    parent = publish_lora(tmp_path / "parent", random_lora(scorer.base, size=0.2), 1)
+    ppo = dataclasses.replace(PPO, learning_rate=1e-6, epochs=1, kl_target=target, kl_coef=0.1)
+    job = make_job(sample_episodes(16, adapter=parent), parent=parent, version=2, ppo=ppo, **changes)
+    return write_job(tmp_path / "job", job)
+
+
+def test_the_penaltys_weight_is_steered_by_the_distance_from_the_reference(
+    scorer: Scorer, sample_episodes: MakeEpisodes, tmp_path: Path
+) -> None:
+    coefs = {}
+    for name, target in (("near", 1e-3), ("far", 100.0)):
+        folder = steered_job(scorer, sample_episodes, tmp_path / name, target)
+        metrics = run(folder, scorer).metrics
+        assert metrics["kl/live"] < 1e-3 < 0.01 < metrics["kl/reference"] < 100.0
+        coefs[name] = state(folder)["penalty"]["coef"]
+    # The error is beyond its bound of a fifth either way, and 16 answers of 160 make a tenth of that.
+    assert coefs == {"near": pytest.approx(0.1 * 1.02), "far": pytest.approx(0.1 * 0.98)}
+
+
+@pytest.mark.parametrize(("setting", "expected"), [(0.1, 0.1 * 1.02), (5.0, 5.0), (0.01, 0.01)])
+def test_a_weight_of_the_penalty_that_is_set_anew_is_where_the_controller_begins_anew(
+    scorer: Scorer, sample_episodes: MakeEpisodes, tmp_path: Path, setting: float, expected: float
+) -> None:
+    first = steered_job(scorer, sample_episodes, tmp_path, 1e-3)
+    run(first, scorer)
+    job = job_module.load_job(first)
+    parent = dataclasses.replace(BASE, version=2, folder=str(first / "out" / "adapter"))
+    later = dataclasses.replace(
+        job,
+        version=3,
+        parent=parent,
+        checkpoint=str(first / "out" / "checkpoint"),
+        ppo=dataclasses.replace(job.ppo, kl_coef=setting),
+    )
+    folder = write_job(tmp_path / "later", later)
+    assert run(folder, scorer).metrics["kl/coef"] == pytest.approx(expected)
+    assert state(folder)["penalty"] == {"coef": pytest.approx(expected * 1.02), "began_at": setting}
+
+
 def failing(folder: Path, scorer: Scorer) -> JobFailed:
     with pytest.raises(JobFailed) as caught:
         run(folder, scorer)
