@@ -39,10 +39,11 @@ MAX_ADAPTERS = 12  # staleness cap of 8, parent, reference and some air
 
 @dataclasses.dataclass(slots=True)
 class _Known:
-    """trunk: float32[T, D] by first layer. features: float32[R, D + 2] of the critic. measures: by adapter version.
-    ahead_s: its share of the seconds that scoring ahead took."""
+    """ids: of prompt and completion, which it is an entry for. trunk: float32[T, D] by first layer. features:
+    float32[R, D + 2] of the critic. measures: by adapter version. ahead_s: its share of the seconds that scoring ahead
+    took."""
 
-    ids: tuple[int, ...]
+    ids: tuple[tuple[int, ...], tuple[int, ...]]
     trunks: dict[int, torch.Tensor]
     features: torch.Tensor
     measures: dict[tuple[int, float], TokenMeasure]
@@ -160,7 +161,7 @@ class Scorer:
         missing = []
         for i, episode in enumerate(episodes):
             known = self._known.get(episode.episode_id)
-            if known is not None and known.ids != episode.prompt_ids + episode.completion_ids:
+            if known is not None and known.ids != (episode.prompt_ids, episode.completion_ids):
                 del self._known[episode.episode_id]  # another daemon's numbering: never mix
                 known = None
             if known is None or first_layers[i] not in known.trunks:
@@ -175,7 +176,7 @@ class Scorer:
             episode = episodes[i]
             known = self._known.get(episode.episode_id)
             if known is None:
-                ids = episode.prompt_ids + episode.completion_ids
+                ids = episode.prompt_ids, episode.completion_ids
                 known = self._known[episode.episode_id] = _Known(ids, {}, features, {})
             known.trunks[first_layers[i]] = trunk
 

@@ -87,6 +87,22 @@ def test_an_episode_number_that_comes_with_other_tokens_is_another_episode(
     assert torch.equal(scorer.measure([disguised], [BASE], silent)[0].raw, expected)
 
 
+def test_an_episode_number_that_comes_with_its_tokens_divided_elsewhere_is_another_episode(
+    scorer: Scorer, sample_episodes: MakeEpisodes
+) -> None:
+    (rated,) = sample_episodes(1)
+    ids = rated.episode.prompt_ids + rated.episode.completion_ids
+    for n_prompt in range(1, len(ids)):
+        divided = dataclasses.replace(
+            rated.episode, prompt_ids=ids[:n_prompt], completion_ids=ids[n_prompt:], logprobs=()
+        )
+        fresh = dataclasses.replace(divided, episode_id=900 + n_prompt)
+        found, expected = (scorer.measure([one], [BASE], silent)[0] for one in (divided, fresh))
+        assert found.raw.shape == (len(ids) - n_prompt,)
+        assert torch.equal(found.raw, expected.raw)
+        assert torch.equal(scorer.features(divided), scorer.features(fresh))
+
+
 def test_an_adapter_below_the_usual_layers_is_scored_too(
     scorer: Scorer, sample_episodes: MakeEpisodes, tiny_folder: Path, tmp_path: Path
 ) -> None:
