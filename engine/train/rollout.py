@@ -8,7 +8,6 @@ Dimension letters: R tokens of one completion, T tokens of a whole episode, D wi
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -123,15 +122,31 @@ def _under_both(
     return own(), referred()
 
 
+def mismatched_answers(episodes: Sequence[EpisodeTokens]) -> tuple[EpisodeTokens, ...]:
+    """Each answer behind the next prompt that is not its own, with a number of its own; () where all prompts are one.
+
+    The prompts are those of the answers in their order, the first behind the last. An answer behind its own would be no
+    mismatch: of groups of answers to one prompt that would be most of them.
+    """
+    prompts = [one.prompt_ids for one in episodes]
+    if len(set(prompts)) < 2:
+        return ()
+    return tuple(
+        dataclasses.replace(answer, episode_id=FIRST_MISMATCHED_ID - i, prompt_ids=_next_other(prompts, i))
+        for i, answer in enumerate(episodes)
+    )
+
+
+def _next_other(prompts: Sequence[tuple[int, ...]], at: int) -> tuple[int, ...]:
+    return next(other for other in (*prompts[at + 1 :], *prompts[:at]) if other != prompts[at])
+
+
 def _mismatched(
     job: TrainJob, episodes: Sequence[EpisodeTokens], scorer: Scorer, tick: Callable[[], None]
 ) -> tuple[float, ...]:
-    """log(pi_parent / pi_reference) of each answer behind the prompt of the next one; () for a single answer."""
-    if len(episodes) < 2:
+    """log(pi_parent / pi_reference) of each of the mismatched answers."""
+    shifted = mismatched_answers(episodes)
+    if not shifted:
         return ()
-    shifted = [
-        dataclasses.replace(answer, episode_id=FIRST_MISMATCHED_ID - i, prompt_ids=other.prompt_ids)
-        for i, (answer, other) in enumerate(itertools.pairwise([*episodes, episodes[0]]))
-    ]
     parent, reference = _under_both(job, shifted, scorer, tick)
     return tuple(float((p.scaled - r.scaled).sum()) for p, r in zip(parent, reference, strict=True))

@@ -1,7 +1,7 @@
 """KTO (arXiv 2402.01306, section 4.1): liked answers become likelier and disliked ones less likely, with no pairs.
 
     r = log(pi / pi_ref)(y)                    of the whole answer
-    z0 = max(0, mean of log(pi / pi_ref)(y'))  y' another answer of the batch behind this one's prompt
+    z0 = max(0, mean of log(pi / pi_ref)(y'))  y' an answer of the batch behind another prompt of the batch
     L = w_liked    * (1 - sigmoid(beta * (r - z0)))       for a liked answer
         w_disliked * (1 - sigmoid(beta * (z0 - r)))       for a disliked one
 
@@ -10,7 +10,8 @@ Departure: it is taken once, with the parent as pi, not anew at every step; with
 
 Liked and disliked answers are weighed by their counts, so that the rarer kind is not drowned: n_liked * w_liked :
 n_disliked * w_disliked lies in [1, 4/3], as the paper advises. A batch with one kind only teaches nothing but "more" or
-"less" and is left out, as is an answer without a mismatched one and a rating of 0, which is no opinion.
+"less" and is left out, as are answers that all have one prompt, so that none is mismatched, and a rating of 0, which is
+no opinion.
 
 Only the sign of a rating counts. Dimension letter: N answers.
 """

@@ -43,8 +43,9 @@ class Batch:
     """All that a job trains on. A reference log-probability is of the adapter that the job names as reference.
 
     values: of `rated`, by the critic before the update; empty if no objective of the job uses a critic.
-    mismatched: log(pi_parent / pi_reference), summed over the completion, of each rated answer behind the prompt of its
-        neighbour in the batch; what KTO's reference point is made of. Empty if no objective of the job asks for it.
+    mismatched: log(pi_parent / pi_reference), summed over the completion, of each rated answer behind another prompt of
+        the batch; what KTO's reference point is made of. Empty if no objective of the job asks for it, or all prompts
+        are the same.
     """
 
     rated: tuple[Rollout, ...] = ()

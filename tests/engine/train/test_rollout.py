@@ -9,17 +9,29 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.lora import Lora, new_lora
 from engine.protocol import OBJECTIVES, AdapterRef, EpisodeTokens, PreferredPair, RatedEpisode, TrainJob
 from engine.train.batch import select
-from engine.train.job import load_job
+from engine.train.job import JobFailed, load_job, run_job
 from engine.train.objectives.objective import Rollout
-from engine.train.rollout import Gathered, gather
+from engine.train.rollout import Gathered, gather, mismatched_answers
 from engine.train.scorer import Scorer
 from tests.engine.train.conftest import MakeEpisodes
 from tests.engine.train.objectives.updates import course_of
-from tests.engine.train.tiny import BASE, LORA, make_job, peer_logprobs, publish_lora, random_lora, silent, write_job
+from tests.engine.train.tiny import (
+    BASE,
+    BASE_SHA256,
+    LORA,
+    make_job,
+    peer_logprobs,
+    publish_lora,
+    random_lora,
+    silent,
+    write_job,
+)
 
 ROOT = Path(__file__).parents[3]
 EOS = 2
@@ -182,6 +194,41 @@ def test_t_kto_1_mismatched_answers_stand_behind_their_neighbours_prompt(
         base = float(peer_logprobs(tiny_peer, ids, len(episode.completion_ids), 1.0).sum())
         assert distance == pytest.approx(parent - base, abs=1e-3)
     assert gathered(dataclasses.replace(job, episodes=job.episodes[:1]), scorer).thumbs.mismatched == ()
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=12))
+def test_t_kto_1_no_answer_stands_behind_its_own_prompt_and_all_do_behind_one_of_the_batch(numbers: list[int]) -> None:
+    """Whoever asked what, and in groups as practice samples them."""
+    asked = [
+        EpisodeTokens(
+            episode_id=i + 1, prompt_ids=(n, 5), completion_ids=(i, 8), logprobs=(), temperature=1.0, adapter=BASE
+        )
+        for i, n in enumerate(numbers)
+    ]
+    shifted = mismatched_answers(asked)
+    if len(set(numbers)) == 1:
+        assert shifted == ()
+        return
+    for answer, other in zip(asked, shifted, strict=True):
+        assert other.completion_ids == answer.completion_ids
+        assert other.prompt_ids != answer.prompt_ids
+        assert other.prompt_ids in {one.prompt_ids for one in asked}
+    assert len({one.episode_id for one in (*asked, *shifted)}) == 2 * len(asked)
+
+
+def test_t_kto_1_where_all_answers_have_one_prompt_they_are_left_out_by_name(
+    scorer: Scorer, sample_episodes: MakeEpisodes, tmp_path: Path
+) -> None:
+    rated = sample_episodes(6)
+    same = [
+        dataclasses.replace(one, episode=dataclasses.replace(one.episode, prompt_ids=rated[0].episode.prompt_ids))
+        for one in rated
+    ]
+    job = make_job(same, objectives={"kto": 1.0})
+    assert gathered(job, scorer).thumbs.mismatched == ()
+    with pytest.raises(JobFailed) as caught:
+        run_job(write_job(tmp_path / "job", job), scorer, BASE_SHA256, silent)
+    assert (caught.value.code, caught.value.details) == ("batch_empty", {"kto_no_mismatched": 6})
 
 
 def test_the_base_as_an_adapter_is_the_version_without_a_folder(scorer: Scorer) -> None:
