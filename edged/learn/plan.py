@@ -5,8 +5,9 @@ A choice counts once: after an update has trained on it, rating it again does no
 A batch whose ratings are all equal carries no information about what is better, so it waits for contrast and joins the
 next one; where KTO alone learns from ratings, which sees nothing but their sign, so does a batch of one sign. Where
 answers are compared in groups alone (GRPO, RLOO), a choice whose group has no other rating waits for one and does not
-count towards a batch: single ratings are not used up by an update that cannot learn from them. Replay
-adds older rated episodes within the staleness cap, chosen by the update's seed.
+count towards a batch: single ratings are not used up by an update that cannot learn from them. Where KTO takes what a
+policy gradient cannot use, it waits for both kinds among these. Replay adds older rated episodes within the staleness
+cap, chosen by the update's seed; in whole groups, where groups are compared.
 
 Where an objective feeds on them, preferred pairs and corrections join the next update, the oldest first; they make one
 alone once the oldest has waited `max_wait_s`, or when somebody asks. KTO takes the ratings that a policy gradient
@@ -70,6 +71,11 @@ class Rules:
     def compares_groups(self) -> bool:
         """Whether a policy learns from an answer only beside others of its group."""
         return "groups" in self.feeds and "rated" not in self.feeds
+
+    @property
+    def leaves_some_to_thumbs(self) -> bool:
+        """Whether KTO learns from the single answers that a policy gradient cannot use, and from no others."""
+        return {"rated", "thumbs"} <= self.feeds
 
     @property
     def answers_max(self) -> int:
@@ -200,10 +206,13 @@ def _blocked(view: View) -> Decision | None:
 
 
 def _counted(usable: Sequence[RatedChoice], view: View, rules: Rules) -> list[RatedChoice]:
-    """Those that count towards a batch: all, or where groups are compared, those that have something beside them."""
-    if not rules.compares_groups:
+    """Those that count towards a batch: all, or where not all are compared with each other, those that have something
+    beside them."""
+    if not (rules.compares_groups or rules.leaves_some_to_thumbs):
         return list(usable)
     chosen = {choice.episode_id for part in comparable(usable, view, rules) for choice in part}
+    if rules.leaves_some_to_thumbs and not chosen:  # what comes next may give any of them its contrast
+        return list(usable)
     return [choice for choice in usable if choice.episode_id in chosen]
 
 
@@ -217,7 +226,10 @@ def _decide_ratings(
         return _waiting("idle", why, missing=missing)
     alone = ""
     if n_alone := len(usable) - len(counted):
-        alone = f"{n_alone} rated answers wait: no other answer of their completion is rated otherwise"
+        lacks = "no other answer of their completion is rated otherwise"
+        if rules.leaves_some_to_thumbs:
+            lacks = "those that only KTO can take, or all others, are rated alike"
+        alone = f"{n_alone} rated answers wait: {lacks}"
     if not counted:
         return _waiting("waiting_for_contrast", alone, missing=missing)
     due_at = counted[0].rated_at + rules.max_wait_s
@@ -226,7 +238,8 @@ def _decide_ratings(
     if not enough:
         why = "; ".join(part for part in (f"{missing} more ratings make an update", alone) if part)
         return _waiting("collecting", why, missing=missing, want_trainer=want_trainer, wake_at=due_at)
-    batch = _whole_groups(counted, view, rules) if rules.compares_groups else _oldest(counted, rules)
+    in_parts = rules.compares_groups or rules.leaves_some_to_thumbs
+    batch = _of_parts(counted, view, rules) if in_parts else _oldest(counted, rules)
     if not batch:
         why = "one rating has nothing to be compared with"
         if len(usable) >= RATINGS_MIN:
@@ -252,30 +265,35 @@ def _oldest(usable: Sequence[RatedChoice], rules: Rules) -> tuple[RatedChoice, .
     return with_contrast(usable, rules)
 
 
-def _whole_groups(counted: Sequence[RatedChoice], view: View, rules: Rules) -> tuple[RatedChoice, ...]:
-    """At most `max_batch`: whole groups, the one with the oldest rating first; a part of that one if it is larger."""
+def _of_parts(counted: Sequence[RatedChoice], view: View, rules: Rules) -> tuple[RatedChoice, ...]:
+    """At most `max_batch`: whole parts, the one with the oldest rating first, and of the first that is larger than what
+    is left so much that two differ. A group is cut only if it is the first."""
     chosen: set[int] = set()
     for part in sorted(comparable(counted, view, rules), key=lambda part: counted.index(part[0])):
-        if len(chosen) + len(part) <= rules.max_batch:
-            chosen |= {choice.episode_id for choice in part}
-        elif not chosen:
-            differing = _contrast(part, rules, by_sign=True) or _contrast(part, rules, by_sign=False)
-            chosen = {choice.episode_id for choice in _cut(part, differing, rules)}
+        room = rules.max_batch - len(chosen)
+        if len(part) > room and chosen and (rules.compares_groups or room < RATINGS_MIN):
+            continue
+        differing = _contrast(part, rules, by_sign=True) or _contrast(part, rules, by_sign=False)
+        chosen |= {choice.episode_id for choice in _cut(part, differing, room)}
     return tuple(choice for choice in counted if choice.episode_id in chosen)
 
 
 def comparable(choices: Sequence[RatedChoice], view: View, rules: Rules) -> list[tuple[RatedChoice, ...]]:
-    """The choices that can be learned from where groups are compared, in parts that suffice each for itself.
+    """The choices that can be learned from, in parts that suffice each for itself.
 
-    These are the groups in which two ratings differ; and, for KTO, all others together, if both kinds are among them.
+    For a policy gradient these are the groups in which two ratings differ, or where it learns from single answers, all
+    that it can use, if two differ. For KTO it is all others together, if both kinds are among them.
     """
+    fit = [choice for choice in choices if unfit_for_policy(choice, view, rules) is None]
     groups: dict[str, list[RatedChoice]] = {}
-    for choice in choices:
-        if unfit_for_policy(choice, view, rules) is None:
+    if "rated" in rules.feeds:
+        groups = {"": fit}
+    elif "groups" in rules.feeds:
+        for choice in fit:
             groups.setdefault(choice.group, []).append(choice)
     parts = [tuple(group) for group in groups.values() if _contrast(group, rules, by_sign=False)]
     if "thumbs" in rules.feeds:
-        compared = {choice.episode_id for part in parts for choice in part}
+        compared = {one.episode_id for part in ([fit] if "rated" in rules.feeds else parts) for one in part}
         others = [choice for choice in choices if choice.episode_id not in compared]
         if _contrast(others, rules, by_sign=True):
             parts.append(tuple(others))
@@ -289,7 +307,7 @@ def sees_enough(view: View, rules: Rules) -> bool:
     counted = _counted(_sorted_out(view, rules)[0], view, rules)
     if len(counted) < max(rules.batch_ratings, rules.max_batch):
         return False  # behind others that wait for something else
-    return rules.compares_groups or has_contrast(counted, rules)
+    return bool(comparable(counted, view, rules))
 
 
 def is_used(written: Written, rules: Rules) -> bool:
@@ -341,14 +359,15 @@ def has_contrast(choices: Sequence[RatedChoice], rules: Rules) -> bool:
 
 def with_contrast(usable: Sequence[RatedChoice], rules: Rules) -> tuple[RatedChoice, ...]:
     """At most `max_batch` choices, the oldest ones and two that differ, in their order; () if all ratings are equal."""
-    return _cut(usable, _contrast(usable, rules, by_sign=rules.asks_for_both_kinds), rules)
+    return _cut(usable, _contrast(usable, rules, by_sign=rules.asks_for_both_kinds), rules.max_batch)
 
 
-def _cut(usable: Sequence[RatedChoice], differing: tuple[int, int] | None, rules: Rules) -> tuple[RatedChoice, ...]:
+def _cut(usable: Sequence[RatedChoice], differing: tuple[int, int] | None, limit: int) -> tuple[RatedChoice, ...]:
+    """At most `limit`, the oldest and the two that differ."""
     if differing is None:
         return ()
-    others = [number for number in range(min(len(usable), rules.max_batch)) if number not in differing]
-    chosen = sorted([*differing, *others[: rules.max_batch - len(differing)]])
+    others = [number for number in range(min(len(usable), limit)) if number not in differing]
+    chosen = sorted([*differing, *others[: limit - len(differing)]])
     return tuple(usable[number] for number in chosen)
 
 
@@ -370,10 +389,23 @@ def replay(used: Sequence[RatedChoice], *, n_new: int, seed: int, view: View, ru
     """Which of the already used choices join an update of `n_new` new ones, drawn by `seed`.
 
     Up to replay_ratio * n_new, and not past `max_batch` in all. The draw depends on nothing but the arguments, and
-    comes back in the order of `used`.
+    comes back in the order of `used`. Where groups are compared it is of whole groups in which two ratings differ, as
+    far as they fit; beside KTO also of single others.
     """
     fit = [choice for choice in used if unfit(choice, view, rules) is None]
-    return _drawn(fit, min(int(rules.replay_ratio * n_new), rules.max_batch - n_new), seed)
+    wanted = min(int(rules.replay_ratio * n_new), rules.max_batch - n_new)
+    if not rules.compares_groups:
+        return _drawn(fit, wanted, seed)
+    groups_only = dataclasses.replace(rules, feeds=rules.feeds - {"thumbs"})
+    units = comparable(fit, view, groups_only)
+    if "thumbs" in rules.feeds:
+        compared = {choice.episode_id for group in units for choice in group}
+        units += [(choice,) for choice in fit if choice.episode_id not in compared]
+    chosen: set[int] = set()
+    for unit in random.Random(seed).sample(units, len(units)):
+        if len(chosen) + len(unit) <= wanted:
+            chosen |= {choice.episode_id for choice in unit}
+    return tuple(choice for choice in fit if choice.episode_id in chosen)
 
 
 def replay_written(used: Sequence[Written], *, n_new: int, seed: int, rules: Rules) -> tuple[Written, ...]:

@@ -390,6 +390,61 @@ def test_where_groups_are_compared_every_batch_can_be_learned_from(
     assert len(decision.batch) != 1
 
 
+@settings(deadline=None, max_examples=300)
+@given(views(), NOWS, RULE_SETS, st.sampled_from([0.3, 1.0]))
+def test_what_only_kto_can_take_is_trained_on_with_both_kinds_and_the_rest_with_contrast(
+    seen: View, now: float, rules: Rules, clip: float
+) -> None:
+    rules = dataclasses.replace(rules, feeds=frozenset({"rated", "thumbs"}), reward_clip=clip)
+    decision = decide(seen, now, rules)
+    fit = [one.rating for one in decision.batch if plan.unfit_for_policy(one, seen, rules) is None]
+    others = [one.rating for one in decision.batch if plan.unfit_for_policy(one, seen, rules) is not None]
+    assert not others or min(others) < 0.0 < max(others)
+    assert not fit or len({max(-clip, min(clip, rating)) for rating in fit}) > 1
+    assert len(decision.batch) <= rules.max_batch
+    if decision.state == "waiting_for_contrast":
+        usable = [one for one in seen.unused if plan.unfit(one, seen, rules) is None]
+        assert not plan.comparable(usable, seen, rules)
+
+
+BESIDE_KTO = dataclasses.replace(RULES, feeds=frozenset({"rated", "thumbs"}))
+
+
+def test_answers_that_only_kto_can_take_wait_for_both_kinds_among_them() -> None:
+    liked = [rated(number, 1.0 if number % 2 else 0.5, temperature=0.0) for number in range(1, 5)]
+    waiting = decide_now(view(liked), BESIDE_KTO)
+    assert (waiting.state, waiting.batch, waiting.drops) == ("waiting_for_contrast", (), ())
+    beside = [*[rated(number) for number in range(1, 4)], rated(4, -1.0, temperature=0.0)]
+    assert decide_now(view(beside), BESIDE_KTO).batch == ()
+    with_both = [*liked, rated(5, -1.0, temperature=0.0)]
+    assert decide_now(view(with_both), BESIDE_KTO).batch == tuple(with_both)
+
+
+def test_a_few_that_wait_for_their_kind_neither_hold_the_others_up_nor_count() -> None:
+    lonely = [rated(number, temperature=0.0) for number in range(1, 4)]
+    three = decide_now(view([*lonely, *mixed(3, first=4)]), BESIDE_KTO)
+    assert (three.state, three.ratings_until_update) == ("collecting", 1)
+    assert three.why.endswith("3 rated answers wait: those that only KTO can take, or all others, are rated alike")
+    four = mixed(4, first=4)
+    assert decide_now(view([*lonely, *four]), BESIDE_KTO).batch == tuple(four)
+
+
+def test_replay_takes_whole_groups_where_groups_are_compared() -> None:
+    rules = dataclasses.replace(RULES, max_batch=64, feeds=frozenset({"groups"}))
+    used = [rated(number, 1.0 if number % 4 == 0 else -1.0, group=f"g{number // 4}") for number in range(256)]
+    used += [rated(number, group=f"alone{number}") for number in range(256, 300)]
+    replayed = plan.replay(used, n_new=18, seed=3, view=view(), rules=rules)
+    assert len(replayed) == 8, "nine are wanted, and two groups of four fit"
+    assert {len([one for one in replayed if one.group == choice.group]) for choice in replayed} == {4}
+    assert len({plan.replay(used, n_new=18, seed=seed, view=view(), rules=rules) for seed in range(5)}) > 1
+    assert plan.replay(used, n_new=6, seed=3, view=view(), rules=rules) == ()
+    beside_kto = dataclasses.replace(rules, feeds=frozenset({"groups", "thumbs"}))
+    mixed_in = plan.replay(used, n_new=18, seed=3, view=view(), rules=beside_kto)
+    assert len(mixed_in) == 9
+    for choice in mixed_in:
+        assert len([one for one in mixed_in if one.group == choice.group]) in (1, 4)
+
+
 @settings(deadline=None, max_examples=200)
 @given(views(), NOWS, RULE_SETS)
 def test_only_time_or_new_ratings_change_a_decision(seen: View, now: float, rules: Rules) -> None:
@@ -515,9 +570,9 @@ def test_what_was_written_waits_for_an_objective_that_feeds_on_it(written: Writt
     "changes", [{"temperature": 0.0}, {"top_p": 0.9}, {"logprobs_complete": False}, {"version": 1}, {"version": 9}]
 )
 def test_kto_takes_what_a_policy_gradient_cannot(changes: dict[str, Any]) -> None:
-    choices = [*mixed(3), rated(4, -1.0, **changes)]
+    choices = [*mixed(4), rated(5, -1.0, **changes), rated(6, 1.0, **changes)]
     assert decide_now(view(choices), ALL).batch == tuple(choices)
-    assert plan.unfit_for_policy(choices[3], view(), ALL) is not None
+    assert plan.unfit_for_policy(choices[4], view(), ALL) is not None
 
 
 def test_kto_cannot_use_an_empty_answer_either() -> None:
@@ -559,10 +614,7 @@ def test_every_rating_pair_and_correction_is_used_once_its_time_has_come(
     assert used == [one.id for one in written if plan.is_used(one, rules)]
     left = [choice for choice in seen.unused if plan.unfit(choice, seen, rules) is None]
     takes_ratings = bool(feeds & {"rated", "groups", "thumbs"})
-    if rules.compares_groups:
-        assert not plan.comparable(left, seen, rules)
-    else:
-        assert not takes_ratings or not plan.has_contrast(left, rules)
+    assert not takes_ratings or not plan.comparable(left, seen, rules)
     assert decision.wake_at is None
 
 
