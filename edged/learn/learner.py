@@ -11,8 +11,8 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Sequence
-from typing import Literal
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Literal, TypeVar
 
 from edged.failure import WorkerFault, WorkerLost
 from edged.learn import plan, practice
@@ -42,7 +42,9 @@ HOLD_FIRST_S = 60.0  # after the machine could not make an update; doubles up to
 HOLD_MAX_S = 3600.0
 PROBES_POLL_S = 1.0  # while the serve worker, which tokenises the probes, is starting
 CALIBRATION_WAIT_S = 60.0  # several times what it takes; learning does not hang on it
-UNUSED_ROWS = 512  # of rated choices that one decision looks at
+ROWS = 512  # of each kind, that one decision looks at; more where these do not decide
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -210,10 +212,9 @@ class Learner:
     async def _view(self, *, asked: bool) -> plan.View:
         settings = self._settings()
         versions = await asyncio.to_thread(self._folders.versions)
-        rows = max(UNUSED_ROWS, settings.rules.batch_ratings)
         parents, live = await self._lineage.parents(), self._lineage.live()
         view = plan.View(
-            unused=await self._ratings.unused_rated(rows, base_sha256=self._base_sha256),
+            unused=(),
             base_sha256=self._base_sha256,
             ages=ages(parents, live.version),
             versions_on_disk=frozenset({0, *versions}),
@@ -221,13 +222,16 @@ class Learner:
             paused=self.switches.paused or not settings.enabled,
             pinned=live.pinned,
             asked=asked,
-            written=await self._written.unused_written(UNUSED_ROWS, self._base_sha256),
+            written=await _read(
+                lambda rows: self._written.unused_written(rows, self._base_sha256),
+                lambda found: plan.written_suffice(found, settings.rules),
+            ),
         )
-        while len(view.unused) == rows and not plan.sees_enough(view, settings.rules):  # it may lie behind any number
-            rows *= 2
-            unused = await self._ratings.unused_rated(rows, base_sha256=self._base_sha256)
-            view = dataclasses.replace(view, unused=unused)
-        return view
+        unused = await _read(
+            lambda rows: self._ratings.unused_rated(rows, base_sha256=self._base_sha256),
+            lambda found: plan.sees_enough(dataclasses.replace(view, unused=found), settings.rules),
+        )
+        return dataclasses.replace(view, unused=unused)
 
     async def _decide(self) -> tuple[plan.Decision, plan.View]:
         view = await self._view(asked=self.switches.asked)
@@ -291,11 +295,17 @@ class Learner:
         near = view.ages.within(settings.rules.staleness)
         used: Sequence[RatedChoice] = ()
         if origin == "ratings":
-            used = await self._ratings.used_rated(near, UNUSED_ROWS, base_sha256=self._base_sha256)
+            used = await _read(
+                lambda rows: self._ratings.used_rated(near, rows, base_sha256=self._base_sha256),
+                lambda found: plan.sees_enough(dataclasses.replace(view, unused=found), settings.rules),
+            )
         n_new = len(decision.batch) + len(decision.written)
         replayed = plan.replay(used, n_new=n_new, seed=seed, view=view, rules=settings.rules)
         again = plan.replay_written(
-            await self._written.used_written(UNUSED_ROWS, self._base_sha256),
+            await _read(
+                lambda rows: self._written.used_written(rows, self._base_sha256),
+                lambda found: plan.written_suffice(found, settings.rules),
+            ),
             n_new=len(decision.written),
             seed=seed,
             rules=settings.rules,
@@ -409,3 +419,11 @@ class Learner:
             noise=self._calibration.noise,
             base_sha256=self._base_sha256,
         )
+
+
+async def _read(rows: Callable[[int], Awaitable[list[T]]], suffices: Callable[[list[T]], bool]) -> list[T]:
+    """Rows in their order until they suffice, or all: what decides may lie behind any number of others."""
+    limit = ROWS
+    while len(found := await rows(limit)) == limit and not suffices(found):
+        limit *= 2
+    return found

@@ -310,6 +310,13 @@ def sees_enough(view: View, rules: Rules) -> bool:
     return bool(comparable(counted, view, rules))
 
 
+def written_suffice(written: Sequence[Written], rules: Rules) -> bool:
+    """Whether more pairs and corrections than these would change nothing but how many wait."""
+    if not rules.feeds & {"pairs", "corrections"}:
+        return True
+    return sum(is_used(one, rules) for one in written) >= rules.written_max
+
+
 def is_used(written: Written, rules: Rules) -> bool:
     """Whether an objective feeds on a pair or correction."""
     if "pairs" in rules.feeds and written.differs:

@@ -241,7 +241,7 @@ def test_equal_ratings_wait_for_contrast_and_join_the_next_batch(in_box: InBox) 
 
 
 def test_contrast_is_found_behind_any_number_of_equal_ratings(in_box: InBox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learner_module, "UNUSED_ROWS", 4)
+    monkeypatch.setattr(learner_module, "ROWS", 4)
 
     async def scenario(box: Any) -> None:
         await box.rate(*[1.0] * 30, -1.0)
@@ -254,7 +254,7 @@ def test_contrast_is_found_behind_any_number_of_equal_ratings(in_box: InBox, mon
 def test_a_batch_may_be_larger_than_what_one_decision_looks_at_by_default(
     in_box: InBox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(learner_module, "UNUSED_ROWS", 4)
+    monkeypatch.setattr(learner_module, "ROWS", 4)
 
     async def scenario(box: Any) -> None:
         await box.rate(*UP_AND_DOWN)
@@ -305,7 +305,7 @@ def test_an_update_of_another_base_model_is_given_back(in_box: InBox) -> None:
 
 
 def test_ratings_behind_many_that_cannot_be_used_are_reached(in_box: InBox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learner_module, "UNUSED_ROWS", 16)
+    monkeypatch.setattr(learner_module, "ROWS", 16)
 
     async def scenario(box: Any) -> None:
         await box.rate(*[1.0] * 40, base_sha256="c" * 64)
@@ -692,6 +692,54 @@ def test_without_their_objectives_pairs_and_corrections_wait(in_box: InBox) -> N
         await learned(box)
         assert (jobs[0].pairs, jobs[0].corrections) == ((), ())
         assert len(await box.store.written.unused_written(10, box.BASE_SHA256)) == 2
+
+    in_box(scenario)
+
+
+def test_a_correction_is_found_behind_pairs_that_no_objective_feeds_on_new_and_replayed(
+    in_box: InBox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learner_module, "ROWS", 2)
+
+    async def scenario(box: Any) -> None:
+        box.worker.metrics = {"reward/mean": 0.0}
+        box.rules = dataclasses.replace(box.rules, max_wait_s=0.0)
+        jobs = keep_jobs(box)
+        preference = Preference(
+            id="",
+            messages=[{"role": "user", "content": "Why?"}],
+            chosen="Because.",
+            rejected="No.",
+            user="ann",
+            caller="uid:1000",
+            created_at=1.0,
+        )
+
+        async def corrected(row: int) -> None:
+            completion_id, _ = await box.answer()
+            correction = dataclasses.replace(box.feedback_on(completion_id), rating=None, correction="So.")
+            await box.store.feedback.add(correction, idempotency_key=None)
+            await tokenised(row)
+
+        async def tokenised(row: int) -> None:
+            await box.store.written.set_tokens(
+                row, base_sha256=box.BASE_SHA256, prompt_ids=(1, 2), chosen_ids=(7, 8), rejected_ids=(9,)
+            )
+
+        for row in range(1, 8):
+            await box.store.feedback.prefer(preference)
+            await tokenised(row)
+        box.objectives = {"sft": 1.0}
+        await corrected(8)
+        await learned(box)
+        box.objectives = {"dpo": 1.0}
+        await learned(box, 2)
+        assert [len(job.pairs) for job in jobs] == [0, 7]
+        box.objectives = {"sft": 1.0}
+        await corrected(9)
+        await corrected(10)
+        await learned(box, 3)
+        assert len(jobs[2].corrections) == 3, "two are new, and one is replayed from behind the pairs"
 
     in_box(scenario)
 
