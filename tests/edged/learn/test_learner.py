@@ -734,7 +734,7 @@ def test_a_correction_is_found_behind_pairs_that_no_objective_feeds_on_new_and_r
         await learned(box)
         box.objectives = {"dpo": 1.0}
         await learned(box, 2)
-        assert [len(job.pairs) for job in jobs] == [0, 7]
+        assert [len(job.pairs) for job in jobs] == [0, 8], "the correction is a pair too, and replayed"
         box.objectives = {"sft": 1.0}
         await corrected(9)
         await corrected(10)
