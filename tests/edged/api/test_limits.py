@@ -175,7 +175,7 @@ def test_who_owes_a_request_the_longest_makes_room(tmp_path: Path) -> None:
 
 def test_a_reader_that_takes_nothing_is_left_and_one_that_is_slow_is_not(tmp_path: Path) -> None:
     async def run() -> None:
-        async with serving(tmp_path, read_timeout_s=0.3) as light:
+        async with serving(tmp_path, read_timeout_s=2.0) as light:
             light.answers.words = ["word " * 100_000] * 20
             body = b'{"messages": [{"role": "user", "content": "x"}], "stream": true}'
             asked = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
