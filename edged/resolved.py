@@ -298,7 +298,8 @@ def placement_request(
     on_card = on_card and backend != "remote"
     serves = section.serve_device if on_card or backend == "transformers" else "cpu"
     serves_on = () if serves in ("auto", "cuda") else _numbers_of(serves, devices)[:1]
-    runs_on_cpu = section.train_device == "cpu" or all(device.kind == "cpu" for device in devices)
+    trains_there = [devices[number] for number in section.actor if number < len(devices)] or devices
+    runs_on_cpu = section.train_device == "cpu" or all(device.kind == "cpu" for device in trains_there)
     kind = "cpu" if runs_on_cpu else "cuda"
     adapter, dtype = lora(settings, model.shape, kind), machine.train_dtype(learn.dtype, kind)
     sequence_tokens = min(serve.pool_tokens, serve.default_max_tokens + PROMPT_TOKENS)

@@ -1,22 +1,24 @@
 """What would fit, when nothing does: each change is tried, and the mildest amount of it that gives a plan is named.
 
 Pure. One change alone is looked for first; where none is enough they are added up, in the order in which they cost the
-operator least.
+operator least: pins are given up first, and the CPU takes the place of cards last.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from engine.placement.describe import hindrance
 from engine.placement.memory import ELEMENT_BYTES
-from engine.placement.request import Dtype, Request
+from engine.placement.request import ROLES, Dtype, Request, Role
 from engine.placement.search import Plan, search
 
 LEAST_CONTEXT_TOKENS = 256  # what [serve] context_tokens may be at least
 CONTEXT_STEP_TOKENS = 256
 LEAST_SEQUENCE_TOKENS = 96  # a short question and two sentences
 SEQUENCE_STEP_TOKENS = 32
+FOLLOWERS: tuple[Role, ...] = ("critic", "reference")  # go where the actor is, unless they are pinned
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +32,13 @@ class Remedy:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Knob:
-    """apply: the request with the knob at a value. values: mildest first. words: of a value."""
+    """apply: the request with the knob at a value. values: mildest first. words: of a value. falls: memory does, from
+    each value to the next."""
 
     values: Sequence[int | str]
     apply: Callable[[Request, int | str], Request]
     words: Callable[[int | str], str]
+    falls: bool = True
 
 
 def remedies(request: Request, *, idle: bool) -> tuple[Remedy, ...]:
@@ -55,12 +59,22 @@ def _together(request: Request, idle: bool) -> Iterator[Remedy]:
 
 
 def _mildest(request: Request, knob: _Knob, before: Sequence[str], idle: bool) -> Remedy | None:
-    """The first of the knob's values that fits. Memory falls from each value to the next, so halving finds it."""
+    """The first of the knob's values that fits; by halving, where memory falls from each value to the next."""
 
     def attempt(index: int) -> Plan | None:
         found = search(knob.apply(request, knob.values[index]), idle=idle)
         return found if isinstance(found, Plan) else None
 
+    def remedy(index: int, found: Plan) -> Remedy:
+        words = ", ".join((*before, knob.words(knob.values[index])))
+        return Remedy(change=words, request=found.request, plan=found)
+
+    if not knob.falls:
+        # What cannot be carried out would be no advice: others fit where a server would have to sleep meanwhile.
+        tried = ((index, attempt(index)) for index in range(len(knob.values)))
+        return next(
+            (remedy(index, found) for index, found in tried if found is not None and not hindrance(found)), None
+        )
     low, high, best = 0, len(knob.values) - 1, attempt(len(knob.values) - 1)
     if best is None:
         return None
@@ -71,8 +85,7 @@ def _mildest(request: Request, knob: _Knob, before: Sequence[str], idle: bool) -
             low = middle + 1
         else:
             high, best = middle, found
-    words = ", ".join((*before, knob.words(knob.values[high])))
-    return Remedy(change=words, request=best.request, plan=best)
+    return remedy(high, best)
 
 
 def _knobs(request: Request) -> list[_Knob]:
@@ -82,6 +95,7 @@ def _knobs(request: Request) -> list[_Knob]:
     rows = range(training.sequence_tokens - 1, LEAST_SEQUENCE_TOKENS - 1, -1)
     contexts = range(serving.context_tokens - 1, LEAST_CONTEXT_TOKENS - 1, -1)
     knobs = [
+        _unpin(request),
         _Knob(
             ["head"] if training.critic == "lora" else [],
             lambda given, value: _training(given, critic=value),
@@ -112,8 +126,51 @@ def _knobs(request: Request) -> list[_Knob]:
             _set_sequence,
             lambda value: f"micro-batches of {value} tokens: no longer answers, prompt included",
         ),
+        _to_the_cpu(request),
     ]
     return [knob for knob in knobs if knob.values]
+
+
+def _unpin(request: Request) -> _Knob:
+    """Pins given up: each of the roles' alone, and then all."""
+    pinned = [role for role in ROLES if request.pins.of(role)]
+    roles: dict[str, Sequence[Role]] = {role: [role] for role in pinned}
+    if len(pinned) > 1:
+        roles["all"] = pinned
+    return _Knob(
+        list(roles),
+        lambda given, value: _pin(given, dict.fromkeys(roles[str(value)], ())),
+        lambda value: ", ".join(f"placement.{role} = []" for role in roles[str(value)]),
+        falls=False,
+    )
+
+
+def _to_the_cpu(request: Request) -> _Knob:
+    """Training, or serving too, on this machine's CPU, where cards would have done it."""
+    devices = request.devices
+    cpu = next((number for number, device in enumerate(devices) if device.kind == "cpu" and not device.host), None)
+    everywhere = cpu is None or all(device.kind == "cpu" for device in devices)
+    on_it: tuple[int, ...] = () if cpu is None else (cpu,)
+
+    def pins(value: int | str) -> dict[Role, tuple[int, ...]]:
+        changed: dict[Role, tuple[int, ...]] = {"actor": on_it}
+        if value == "all":
+            changed["serve"] = on_it
+        return changed | {role: () for role in FOLLOWERS if request.pins.of(role)}
+
+    def apply(given: Request, value: int | str) -> Request:
+        # A CPU that does not multiply bfloat16 is given float32, which takes more.
+        return _training(_pin(given, pins(value)), dtype="float32")
+
+    def words(value: int | str) -> str:
+        return ", ".join(f"placement.{role} = {list(numbers)}" for role, numbers in pins(value).items())
+
+    return _Knob([] if everywhere else ["training", "all"], apply, words, falls=False)
+
+
+def _pin(request: Request, pins: Mapping[Role, tuple[int, ...]]) -> Request:
+    changes = {str(role): numbers for role, numbers in pins.items()}
+    return dataclasses.replace(request, pins=dataclasses.replace(request.pins, **changes))
 
 
 def _smaller_dtypes(request: Request) -> list[Dtype]:

@@ -43,6 +43,8 @@ def hindrance(plan: Plan) -> str:
     training = {*plan.layout.actor, *plan.layout.critic, *plan.layout.reference}
     if any(plan.request.devices[number].host for number in training):
         return "the ranks of an update are on one machine"
+    if len({plan.request.devices[number].kind for number in training}) > 1:
+        return "the ranks of an update are all on cards or all on the CPU"
     if plan.idle and not plan.layout.serve:
         return "the serve worker does not leave its card"
     return ""

@@ -10,7 +10,7 @@ The order of preference:
 Rewards are judged beside the critic. Then come layouts that ask for less: fewer devices, one device, and last the base
 cut over all devices (sharded), which is for a base that no single device holds. Cards come before CPUs, this machine
 before others: actors exchange gradients at every step, a critic hears from them once a step. Serving stays on this
-machine.
+machine. A pin is followed whatever comes of it: a base is cut only where no pin has critic or reference elsewhere.
 """
 
 from __future__ import annotations
@@ -107,11 +107,13 @@ def _teams(request: Request, idle: bool) -> Iterator[tuple[Numbers, Numbers, boo
         local = [number for number in every if not request.devices[number].host]
         team = tuple(number for number in every if number not in local[-1:])
     for actor in [pins.actor] if pins.actor else _actor_options(request, team, every):
-        for critic in [pins.critic] if pins.critic else _critic_options(actor, team):
+        for critic in [pins.critic] if pins.critic else _critic_options(request, actor, team):
             yield actor, critic, False
     group = pins.actor or every
-    if len(group) > 1:
-        yield group, pins.critic or group, True
+    # Who holds a part of the base takes part in all that is computed with it: the three roles are where its parts are.
+    elsewhere = any(pinned and {*pinned} != {*group} for pinned in (pins.critic, pins.reference))
+    if len(group) > 1 and not elsewhere:
+        yield group, group, True
 
 
 def _actor_options(request: Request, team: Numbers, every: Numbers) -> list[Numbers]:
@@ -121,8 +123,9 @@ def _actor_options(request: Request, team: Numbers, every: Numbers) -> list[Numb
     return [most, free[:1], *((number,) for number in _by_room(request, every))]
 
 
-def _critic_options(actor: Numbers, team: Numbers) -> list[Numbers]:
-    others = [number for number in team if number not in actor]
+def _critic_options(request: Request, actor: Numbers, team: Numbers) -> list[Numbers]:
+    kind = request.devices[actor[0]].kind  # who is not pinned beside an actor on the CPU trains there too
+    others = [number for number in team if number not in actor and request.devices[number].kind == kind]
     return [(others[-1],), actor] if others else [actor]
 
 

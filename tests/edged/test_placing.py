@@ -6,12 +6,16 @@ import dataclasses
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from edged.devices import DevicesUnknown, divide
 from edged.placing import ONE_PROCESS, Placing, ranks_of
 from engine import placement
 from engine.placement import Device, Pins, Request
+from engine.placement.search import search
 from engine.protocol import MICRO_BATCH_TOKENS, TrainPlan
+from engine.train.ranks.leader import check_plan
 from tests.engine.placement.boxes import GB, card, cards, cpu, large, small
 
 
@@ -75,3 +79,36 @@ def test_without_a_plan_that_can_be_carried_out_one_process_trains_and_says_why(
     assert placing.training == ONE_PROCESS
     assert placing.why.startswith("one process, because ")
     assert why in placing.why
+
+
+@st.composite
+def boxes(draw: st.DrawFn) -> Request:
+    """A box with up to four cards and some room on each, what it is to train, and pins."""
+    n_cards, n_cpus = draw(st.sampled_from((2, 3, 4, 1, 0))), draw(st.integers(1, 3))
+    room = [draw(st.sampled_from((18, 26, 80))) * GB for _ in range(n_cards)]
+    devices = [card(number, free_bytes) for number, free_bytes in enumerate(room)]
+    devices += [cpu(draw(st.sampled_from((4, 16, 64))) * GB)] * n_cpus
+    numbers = st.integers(0, len(devices) - 1)
+
+    def pin(most: int) -> tuple[int, ...]:
+        return tuple(draw(st.one_of(st.just([]), st.lists(numbers, min_size=1, max_size=most, unique=True))))
+
+    critic = draw(st.sampled_from(("head", "lora")))
+    request = draw(st.sampled_from((small, large)))(*devices, critic=critic, micro_batch_tokens=512)
+    return dataclasses.replace(
+        request, pins=Pins(serve=pin(1), actor=pin(3), critic=pin(3), reference=pin(3), reward=pin(1))
+    )
+
+
+@settings(deadline=None, max_examples=150)
+@given(boxes())
+def test_every_plan_without_a_hindrance_is_one_that_the_trainer_takes(request: Request) -> None:
+    found = search(request, idle=False)
+    if isinstance(found, placement.Shortfall) or placement.hindrance(found):
+        return
+    ranks = ranks_of(found, 4)
+    check_plan(ranks, ranks.devices[0] if ranks.devices else "cpu")
+    assert len({name.partition(":")[0] for name in ranks.devices}) <= 1
+    for role in placement.ROLES:
+        pinned_to = request.pins.of(role)
+        assert not pinned_to or not found.layout.of(role) or {*found.layout.of(role)} == {*pinned_to}

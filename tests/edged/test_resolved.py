@@ -143,6 +143,13 @@ def test_the_plan_counts_the_blocks_that_its_devices_would_adapt(devices: str, a
     assert request.training.layers == adapted
 
 
+def test_the_plan_of_an_actor_that_is_pinned_to_the_cpu_counts_what_a_cpu_would_adapt() -> None:
+    model = dataclasses.replace(PLACED, shape=dataclasses.replace(PLACED.shape, n_layers=30))
+    settings = Settings(placement=PlacementSection(actor=(1,)))
+    request = resolved.placement_request(settings, model, [CARD, CPU])
+    assert (request.training.layers, request.pins.actor) == (10, (1,))
+
+
 def test_a_serve_worker_is_started_with_its_section() -> None:
     settings = Settings(serve=ServeSection(slots=3, context_tokens=512, threads=2, gpu_layers=-1))
     live = protocol.AdapterRef(version=2, folder="/adapters/v2")

@@ -263,6 +263,40 @@ def test_only_what_the_trainer_can_load_is_advised() -> None:
     assert "dtype" not in caught.value.advice
 
 
+def advised(request: Request) -> list[str]:
+    """The changes, each of which was tried and can be carried out."""
+    with pytest.raises(DoesNotFit) as caught:
+        plan(request)
+    for remedy in caught.value.remedies:
+        assert plan(remedy.request) == remedy.plan
+    return [remedy.change for remedy in caught.value.remedies]
+
+
+def test_a_pin_to_a_card_that_is_too_small_is_advised_to_be_given_up() -> None:
+    request = large(card(0, 80 * GB), card(1, GB), cpu(4 * GB))
+    assert plan(request).layout.actor == (0,)
+    assert advised(pinned(request, actor=(1,))) == ["placement.actor = []"]
+    assert advised(pinned(request, actor=(1,), critic=(1,))) == ["placement.actor = [], placement.critic = []"]
+    assert advised(pinned(request, actor=(0,), critic=(1,), serve=(0,))) == ["placement.critic = []"]
+
+
+def test_pins_are_given_up_before_anything_else_where_that_is_only_a_part_of_what_is_wanted() -> None:
+    request = pinned(large(card(0, 20 * GB), card(1, GB)), actor=(1,), critic=(1,), serve=(1,))
+    (change,) = advised(request)
+    assert change.startswith("placement.serve = [], placement.actor = [], placement.critic = [], ")
+
+
+def test_a_cpu_with_room_is_advised_where_the_card_has_none() -> None:
+    serving = Serving(slots=4, context_tokens=4096)
+    box = small(card(0, GB // 8), cpu(60 * GB), serving=serving)
+    assert "placement.actor = [1], placement.serve = [1]" in advised(box)
+    beside = small(card(0, GB), cpu(60 * GB), serving=serving)
+    assert "placement.actor = [1]" in advised(beside), "serving has room on the card"
+    assert "placement.actor = [1], placement.critic = []" in advised(pinned(beside, critic=(0,)))
+    assert not any("placement" in change for change in advised(small(card(0, GB // 8), cpu(GB), serving=serving)))
+    assert not any("placement" in change for change in advised(small(cpu(GB), critic="lora")))
+
+
 def test_where_nothing_helps_the_error_says_so() -> None:
     with pytest.raises(DoesNotFit, match="no setting makes it fit") as caught:
         plan(large(card(0, GB)))
@@ -296,6 +330,27 @@ def test_all_that_is_not_carried_out_is_a_serve_worker_that_would_have_to_give_w
     assert hindrance(plan(large(*cards(2, 80 * GB)))) == ""
     assert "not put to sleep" in hindrance(plan(large(card(0, 26 * GB))))
     assert "does not leave its card" in hindrance(plan(large(*cards(4, 80 * GB)), idle=True))
+
+
+def test_no_base_is_cut_where_a_pin_has_critic_or_reference_elsewhere() -> None:
+    request = large(*cards(2, 18 * GB), cpu())
+    for pins in ({}, {"critic": (1, 0)}):
+        made = plan(pinned(request, serve=(2,), **pins))
+        assert (made.mode, hindrance(made)) == ("sharded", "")
+    for pins, change in (
+        ({"critic": (0,)}, "placement.critic = []"),
+        ({"reference": (1,)}, "placement.reference = []"),
+        ({"critic": (0, 1), "reference": (0,)}, "placement.reference = []"),
+    ):
+        assert advised(pinned(request, serve=(2,), **pins))[0] == change
+
+
+def test_cards_and_the_cpu_do_not_train_together() -> None:
+    request = small(card(0, 80 * GB), cpu())
+    assert where(plan(pinned(request, actor=(1,))))[2:] == ((1,), (1,), (1,)), "who is not pinned goes along"
+    assert hindrance(plan(pinned(request, actor=(1,)))) == ""
+    for pins in ({"actor": (0, 1)}, {"actor": (0,), "critic": (1,)}, {"reference": (1,)}):
+        assert hindrance(plan(pinned(request, **pins))) == "the ranks of an update are all on cards or all on the CPU"
 
 
 def test_a_plan_is_told_in_bytes() -> None:
