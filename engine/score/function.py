@@ -40,7 +40,7 @@ def open_function(wanted: FunctionSource) -> Function:
         for name in path.split("."):
             found = getattr(found, name)
     except (Exception, SystemExit) as error:  # the module is the operator's and may do anything
-        raise _unusable(wanted, f"{type(error).__name__}: {error}") from error
+        raise _unusable(wanted, f"{type(error).__name__}: {verdict.words_of(error)}") from error
     if not callable(found):
         raise _unusable(wanted, f"it is a {type(found).__name__} and cannot be called")
     return Function(found)

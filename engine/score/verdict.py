@@ -11,7 +11,7 @@ import itertools
 import math
 import numbers
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from engine.protocol import JudgeReason
 
@@ -48,18 +48,26 @@ def raised(n_items: int, error: BaseException) -> Verdict:
     """The verdict of a source that raised `error`, which may be `SourceFailed`."""
     if isinstance(error, SourceFailed):
         return failed(n_items, error.reason, error.detail)
-    return failed(n_items, "judge_raised", f"{type(error).__name__}: {error}")
+    return failed(n_items, "judge_raised", f"{type(error).__name__}: {words_of(error)}")
+
+
+def words_of(error: BaseException) -> str:
+    """What `error` says of itself, which is somebody else's code as well and may fail in its turn."""
+    try:
+        return f"{error}"
+    except BaseException as failure:
+        return f"(its text cannot be had: {type(failure).__name__})"
 
 
 def check(values: object, n_items: int, clip: float) -> Verdict:
     """The verdict on what a source returned for `n_items` answers.
 
     Args:
-        values: hoped to be one number or None an answer, in their order. Numbers of numpy are numbers; truth values
-            are not, because a comparison that got in here is a mistake.
+        values: hoped to be one number or None an answer, in their order, which a set does not have. Numbers of numpy
+            are numbers; truth values are not, because a comparison that got in here is a mistake.
         clip: rewards are cut to plus or minus this.
     """
-    if isinstance(values, str | bytes | dict) or not isinstance(values, Iterable):
+    if isinstance(values, str | bytes | Mapping | Set) or not isinstance(values, Iterable):
         return failed(n_items, "judge_bad_answer", f"expected a list of rewards, got {type(values).__name__}")
     listed = list(itertools.islice(values, n_items + 1))  # one more, to see that there are too many
     if len(listed) != n_items:

@@ -91,7 +91,7 @@ def judge(link: Link, source: Source, message: Judge) -> Judged:
         try:
             return source.judge(message.items, message.clip, began + message.timeout_s)
         except BaseException as error:  # somebody else's code, which may even call sys.exit
-            log.warning("the judge failed: %s: %s", type(error).__name__, verdict.shorten(str(error)))
+            log.warning("the judge failed: %s: %s", type(error).__name__, verdict.shorten(verdict.words_of(error)))
             return verdict.raised(n_items, error)
 
     try:

@@ -12,6 +12,13 @@ from typing import Any
 FOREVER_S = 600.0
 
 
+class Mute(Exception):
+    """Cannot be told."""
+
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
 def short(batch: list[dict[str, Any]]) -> list[float]:
     """Shorter is better."""
     return [1.0 - len(item["answer"]) / 10 for item in batch]
@@ -28,6 +35,10 @@ def by_order(batch: list[dict[str, Any]]) -> Any:
         Path(path).write_text(str(child))
     if answer == "raise":
         raise ValueError("no such word")
+    if answer == "mute":
+        raise Mute
+    if answer == "set":
+        return {float(number) for number, _ in enumerate(batch)}
     if answer == "exit":
         sys.exit("enough")
     if answer == "die":

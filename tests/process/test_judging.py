@@ -118,6 +118,9 @@ def test_a_function_judges_and_its_mistakes_are_reasons_while_the_process_lives_
         epoch = bench.worker.state.epoch
         assert await bench.judge("raise", "b") == [(None, "judge_raised")] * 2
         assert bench.judging.detail == "ValueError: no such word"
+        assert await bench.judge("mute") == [(None, "judge_raised")]
+        assert bench.judging.detail == "Mute: (its text cannot be had: ValueError)"
+        assert await bench.judge("set", "b") == [(None, "judge_bad_answer")] * 2
         assert await bench.judge("exit") == [(None, "judge_raised")]
         assert await bench.judge("none") == [(None, "judge_abstained")]
         assert await bench.judge("few") == [(None, "judge_wrong_length")]
@@ -126,8 +129,8 @@ def test_a_function_judges_and_its_mistakes_are_reasons_while_the_process_lives_
         assert await bench.judge("much") == [(1.0, "judge_clipped")]
         await bench.is_well()
         assert bench.worker.state.epoch == epoch
-        assert bench.judging.judged == 11
-        assert bench.judging.reasons["judge_raised"] == 3
+        assert bench.judging.judged == 14
+        assert bench.judging.reasons["judge_raised"] == 4
 
     run(tmp_path, BY_ORDER, scenario)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import Any, get_args
 
@@ -70,7 +71,10 @@ def test_no_return_value_gets_anything_but_finite_numbers_in_range_through(
             assert abs(reward) <= clip
 
 
-@pytest.mark.parametrize("values", [{"a": 1.0}, "ab", b"ab", 7, None, object()])
+@pytest.mark.parametrize(
+    "values",
+    [{"a": 1.0}, "ab", b"ab", 7, None, object(), {0.5, 0.25}, frozenset((0.5, 0.25)), {0.5: 1, 0.25: 2}.keys()],
+)
 def test_what_is_no_list_is_no_verdict(values: Any) -> None:
     found = verdict.check(values, 2, 1.0)
     assert found.reasons == ("judge_bad_answer",) * 2
@@ -104,6 +108,40 @@ def test_numpy_rows_are_lists() -> None:
 def test_an_exception_tells_its_type_and_message() -> None:
     found = verdict.raised(2, ValueError("no such\nword"))
     assert found == Verdict((None, None), ("judge_raised",) * 2, "ValueError: no such word")
+
+
+class Mute(Exception):
+    """Raised by nobody sane: whoever asks it what it says is lied to, left without an answer, or ended."""
+
+    def __init__(self, says: Callable[[], Any]) -> None:
+        super().__init__()
+        self._says = says
+
+    def __str__(self) -> str:
+        said: str = self._says()
+        return said
+
+
+def ended() -> str:
+    sys.exit("enough")
+
+
+def recursing() -> str:
+    return recursing()
+
+
+@pytest.mark.parametrize(
+    ("says", "why"),
+    [
+        (lambda: 1 / 0, "ZeroDivisionError"),
+        (lambda: 5, "TypeError"),
+        (ended, "SystemExit"),
+        (recursing, "RecursionError"),
+    ],
+)
+def test_an_exception_that_cannot_even_be_told_is_one_that_was_raised(says: Callable[[], Any], why: str) -> None:
+    found = verdict.raised(2, Mute(says))
+    assert found == Verdict((None, None), ("judge_raised",) * 2, f"Mute: (its text cannot be had: {why})")
 
 
 def test_a_named_failure_keeps_its_name() -> None:
