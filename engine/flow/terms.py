@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, SupportsFloat, get_args, get_origin, get_type_hints
 
 from adapters.store import list_versions
+from engine.flow.ranges import check_drawn_from_the_policy, check_settings
 from engine.flow.roles import Role, placed
 from engine.protocol import (
     OBJECTIVES,
@@ -92,7 +93,7 @@ class Flow:
         actor: the adapter's size; None: rank 8 of the topmost third of the blocks, on a card of all of them.
         ppo, preference: hyper-parameters; `ppo.critic` says what the critic is.
         reference: the version in `folder` that the KL penalty pulls towards; 0: the base.
-        sampling: of the answers.
+        sampling: of the answers. A policy gradient takes none but plain samples, at a temperature above 0.
         devices: of the roles, see `engine.roles`.
         threads: of each worker. dtype: of the base in the trainer; bfloat16 is for processors that compute with it.
 
@@ -124,6 +125,12 @@ class Flow:
                 raise ValueError(f"objective {name!r}: got the weight {weight}, expected a finite one above 0")
         for settings in (self, self.ppo):
             _check_choices(settings)
+        check_settings(self.ppo)
+        check_settings(self.preference)
+        check_settings(self.sampling)
+        if self.actor is not None:
+            check_settings(self.actor)
+        check_drawn_from_the_policy(self.sampling, [name for name in self.objectives if OBJECTIVES[name] != "thumbs"])
         if self.threads < 1:
             raise ValueError(f"threads: got {self.threads}, expected at least 1")
         made = [found.version for found in list_versions(Path(self.folder) / ADAPTERS)]

@@ -138,6 +138,10 @@ def load_job(folder: Path) -> TrainJob:
             raise JobFailed(
                 "bad_job", f"{path}: objective {name!r} of weight {weight}; known: {known}, weights above 0"
             )
+    ppo = job.ppo
+    if ppo.minibatches < 1 or ppo.epochs < 0 or not 0.0 <= ppo.kl_target < float("inf"):
+        counts = f"{ppo.epochs} epochs of {ppo.minibatches} steps with a KL target of {ppo.kl_target}"
+        raise JobFailed("bad_job", f"{path}: {counts}; at least 0, 1 and 0 are wanted")
     return job
 
 

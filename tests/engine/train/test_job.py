@@ -522,6 +522,9 @@ def test_a_job_for_another_base_or_no_job_at_all_is_refused(
     assert failing(write_job(tmp_path / "unheard", unheard), scorer).code == "bad_job"
     weightless = make_job(sample_episodes(8), objectives={"ppo": 0.0})
     assert failing(write_job(tmp_path / "weightless", weightless), scorer).code == "bad_job"
+    for number, change in enumerate(({"minibatches": 0}, {"epochs": -1}, {"kl_target": -1.0}, {"kl_target": math.nan})):
+        wrong = make_job(sample_episodes(2), ppo=dataclasses.replace(PPO, **change))  # type: ignore[arg-type]
+        assert failing(write_job(tmp_path / f"wrong {number}", wrong), scorer).code == "bad_job"
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "other_rank", "no_json"])
