@@ -2,6 +2,7 @@
 
     samples    importance weights left too little of the sampled answers, so the update was not made
     engines    many answers were left out because trainer and server do not compute the same for them
+    trainer    it died under every attempt at the last updates, which wait with their ratings
     cut        more answers than before end at their length limit: answers get longer, or the model forgets to stop
 
 Nothing here stops learning; what has to stop is stopped where it happens, by the trainer and the gate.
@@ -9,11 +10,13 @@ Nothing here stops learning; what has to stop is stopped where it happens, by th
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
 from edged.records import LEFT_OUT, Update
 
+TRAINER_DEATHS = "trainer/deaths"  # the figure of an update that was put off because of them
 LOOK_BACK = 9  # updates: the last one, and what it is compared with
 MISMATCH_SHARE_MAX = 0.1  # of an update's answers
 CUT_SHARE_MIN = 0.05  # below it nobody minds
@@ -25,8 +28,19 @@ def alarms(newest_first: Sequence[Update]) -> tuple[str, ...]:
     if not newest_first:
         return ()
     last, earlier = newest_first[0].metrics, [update.metrics for update in newest_first[1:LOOK_BACK]]
-    found = (_too_few_samples(last), _engines_differ(last), _more_are_cut(last, earlier))
+    found = (_trainer_dies(newest_first), _too_few_samples(last), _engines_differ(last), _more_are_cut(last, earlier))
     return tuple(alarm for alarm in found if alarm is not None)
+
+
+def _trainer_dies(newest_first: Sequence[Update]) -> str | None:
+    in_a_row = list(itertools.takewhile(lambda update: TRAINER_DEATHS in update.metrics, newest_first))
+    if not in_a_row:
+        return None
+    deaths = sum(update.metrics[TRAINER_DEATHS] for update in in_a_row)
+    return (
+        f"the trainer died {deaths:.0f} times, under every attempt at the last updates, and their ratings wait; "
+        "if memory runs out, free some or lower learn.max_batch, then ask for an update; the log has its last words"
+    )
 
 
 def _too_few_samples(last: dict[str, float]) -> str | None:

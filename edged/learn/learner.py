@@ -17,7 +17,7 @@ from typing import Literal, TypeVar
 from edged.failure import WorkerFault, WorkerLost
 from edged.learn import plan, practice
 from edged.learn.ages import ages
-from edged.learn.alarms import LOOK_BACK, alarms
+from edged.learn.alarms import LOOK_BACK, TRAINER_DEATHS, alarms
 from edged.learn.folders import Folders
 from edged.learn.forgetting import without_removed
 from edged.learn.job import LearnSettings, make_job
@@ -354,7 +354,7 @@ class Learner:
             await self._put_off(update, f"the train worker cannot run: {fault}")
             return None
         except PutOff as short:
-            await self._put_off(update, f"the machine could not make it: {short}")
+            await self._put_off(update, f"the machine could not make it: {short}", deaths=short.deaths)
             return None
         self._hold_s = HOLD_FIRST_S
         await self._look_back()
@@ -367,21 +367,23 @@ class Learner:
         left = [choice for choice in view.unused if choice.episode_id not in taken]
         self.ratings_until_update = plan.missing(dataclasses.replace(view, unused=left), self._settings().rules)
 
-    async def _put_off(self, update: Update, why: str) -> None:
+    async def _put_off(self, update: Update, why: str, *, deaths: int = 0) -> None:
         """Give an update back, and make none for a while: what was lacking comes back, or somebody sees it."""
         self._held_until, self._held_why = time.monotonic() + self._hold_s, why
         log.error("update %d is put off, next try in %.0f s: %s", update.id, self._hold_s, why)
         self._hold_s = min(HOLD_MAX_S, self._hold_s * 2)
-        await self._give_back(update, why)
+        await self._give_back(update, why, {TRAINER_DEATHS: float(deaths)} if deaths else {})
+        if deaths:
+            await self._look_back()
 
-    async def _give_back(self, update: Update, reason: str) -> None:
+    async def _give_back(self, update: Update, reason: str, metrics: dict[str, float] | None = None) -> None:
         """End an update that trained nothing: its ratings wait for the next one."""
         finished = await self._updates.finish(
             update.id,
             verdict="skipped",
             reason=reason,
             seconds={},
-            metrics={},
+            metrics=metrics or {},
             now=time.time(),
             publish=None,
             caller=LEARNER,

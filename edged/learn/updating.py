@@ -7,7 +7,8 @@ Every step can be cut off by a kill at any point; `carry` picks an update up fro
     already published  (files moved, verdict not yet written) prove and publish again: every step may be repeated
 
 What the machine is to blame for (a full disk, no memory, files that cannot be read) is tried again, and then `PutOff`
-leaves the ratings to a later update; what speaks against the batch or the candidate uses them up.
+leaves the ratings to a later update. So is a trainer that dies: whatever killed it, nothing says that the ratings are
+bad. What speaks against the batch or the candidate uses them up.
 
 The verdict, the version's state and what is live change in one transaction of the store; routing follows it. So after
 a kill between the two the daemon starts on what the store says.
@@ -48,7 +49,14 @@ PROVING_SHORT = frozenset({"engine_error", "out_of_memory"})
 
 
 class PutOff(RuntimeError):
-    """Raised when the machine could not make or prove an update, which is then unfinished and to be given back."""
+    """Raised when the machine could not make or prove an update, which is then unfinished and to be given back.
+
+    deaths: how often the trainer died under it, if that is why.
+    """
+
+    def __init__(self, why: str, *, deaths: int = 0) -> None:
+        super().__init__(why)
+        self.deaths = deaths
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +106,6 @@ class Updater:
         except JobRefused as refused:
             run.metrics.update(_left_out(refused.left_out))
             finished = await self._finish(run, "failed", f"{refused.code}: {refused}")
-        except WorkerLost as lost:
-            finished = await self._finish(run, "failed", f"the trainer died every time: {lost}")
         else:
             await self._updates.set_state(update.id, "gating")
             self._on_stage(update, "gating")
@@ -110,7 +116,7 @@ class Updater:
     async def _train(self, run: _Run) -> protocol.TrainResult:
         """The trainer's result, from disk if it is there already.
 
-        Raises JobRefused for what is wrong with the batch; PutOff, WorkerLost, WorkerFault.
+        Raises JobRefused for what is wrong with the batch; PutOff, also when the trainer died every time; WorkerFault.
         """
         update, laps = run.update, run.laps
         attempts, shortages = update.attempts, 0
@@ -120,7 +126,7 @@ class Updater:
                 laps.trained_before(result.seconds)
                 return result
             if attempts >= self._max_attempts():
-                raise WorkerLost(f"{attempts} attempts")
+                raise PutOff(f"the trainer died every time: {attempts} attempts", deaths=attempts)
             await self._updates.set_state(update.id, "training")
             self._on_stage(update, "training")
             try:

@@ -152,7 +152,7 @@ class LearnSection(Section):
     )
     start_timeout_s: float = key(300.0, "Seconds in which the train worker must be ready.", ge=1, le=7200)
     hang_timeout_s: float = key(120.0, "Seconds of silence after which it is killed and started again.", ge=3, le=7200)
-    max_attempts: int = key(3, "Tries of one update before it counts as failed.", ge=1, le=100, live=True)
+    max_attempts: int = key(3, "Tries of one update before it is put off.", ge=1, le=100, live=True)
     seed: int = key(
         0, "Seed of all updates; the same ratings and seed give the same adapter.", ge=0, lt=2**31, live=True
     )

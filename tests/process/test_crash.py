@@ -114,16 +114,26 @@ def test_a_worker_that_crashes_once_at_any_point_of_an_update_does_not_stop_it(
     check_serves_the_last_good_adapter(daemon)
 
 
-def test_a_trainer_that_crashes_every_time_fails_the_update_and_learning_goes_on(start_light: Any) -> None:
+def test_a_trainer_that_crashes_every_time_puts_the_update_off_and_its_ratings_are_learned_from_later(
+    start_light: Any,
+) -> None:
     settings = {"learn.batch_ratings": 4, "learn.max_attempts": 2}
     daemon = start_light(settings=settings, environment={"EDGED_LIGHT_CRASH": "train:begin"})
     daemon.rate_some(4)
     daemon.until(lambda: daemon.status()["learner"]["updates_total"] == 1)
     last = daemon.status()["learner"]["last_update"]
-    assert last["verdict"] == "failed"
+    assert last["verdict"] == "skipped"
     assert "died" in last["reason"]
-    assert daemon.status()["learner"]["ratings_until_update"] == 4
+    daemon.until(lambda: daemon.status()["learner"]["state"] == "paused")
+    learner = daemon.status()["learner"]
+    assert learner["ratings_until_update"] == 0
+    assert learner["alarms"][0].startswith("the trainer died 2 times")
     assert daemon.chat()["system_fingerprint"].endswith("-v0")
+    assert daemon.stop() == 0
+    again = start_light(settings=settings)
+    again.until(lambda: again.status()["learner"]["updates_total"] == 2)
+    assert again.status()["learner"]["last_update"]["verdict"] == "published"
+    again.until(lambda: again.status()["learner"]["alarms"] == [])
 
 
 def test_a_full_disk_puts_an_update_off_and_uses_no_rating(start_light: Any, tmp_path: Path) -> None:

@@ -36,6 +36,12 @@ def test_without_updates_nothing_is_wrong() -> None:
     assert alarms([update()]) == ()
 
 
+def test_a_trainer_that_dies_under_every_update_is_an_alarm_until_one_is_made() -> None:
+    (alarm,) = alarms([update(trainer__deaths=3.0), update(trainer__deaths=3.0), update()])
+    assert alarm.startswith("the trainer died 6 times, under every attempt at the last updates, and their ratings wait")
+    assert alarms([update(), update(trainer__deaths=3.0)]) == ()
+
+
 def test_t_mask_4_a_rising_share_of_answers_cut_by_their_length_is_an_alarm() -> None:
     (alarm,) = alarms([cut(0.5), *[cut(0.1)] * 8])
     assert alarm.startswith("50% of the last rated answers were cut off by their length limit, 10% before")

@@ -79,7 +79,7 @@ def test_the_learner_is_told_every_stage(in_box: InBox) -> None:
     in_box(scenario)
 
 
-@pytest.mark.parametrize("behaviours", [["train"], ["refuse"], ["die", "die", "die"]])
+@pytest.mark.parametrize("behaviours", [["train"], ["refuse"], ["die", "die"]])
 def test_no_job_folder_is_left_after_a_verdict(in_box: InBox, behaviours: list[str]) -> None:
     async def scenario(box: Any) -> None:
         box.worker.behaviours.extend(behaviours)
@@ -102,14 +102,15 @@ def test_a_trainer_that_dies_is_given_the_same_job_again(in_box: InBox) -> None:
     in_box(scenario)
 
 
-def test_a_trainer_that_dies_every_time_fails_the_update(in_box: InBox) -> None:
+def test_a_trainer_that_dies_every_time_puts_the_update_off(in_box: InBox) -> None:
     async def scenario(box: Any) -> None:
         box.worker.behaviours.extend(["die"] * 3)
-        finished = await carry(box)
-        assert (finished.verdict, finished.attempts) == ("failed", 3)
-        assert finished.reason == "the trainer died every time: 3 attempts"
-        assert (await box.store.lineage.get(1)).state == "refused"
-        assert (await box.unused(), box.store.lineage.live().version) == (0, 0)
+        with pytest.raises(updating.PutOff, match="the trainer died every time: 3 attempts") as put_off:
+            await carry(box)
+        assert put_off.value.deaths == 3
+        (unfinished,) = await box.store.updates.unfinished()
+        assert unfinished.attempts == 3
+        assert (await box.unused(), box.store.lineage.live().version) == (2, 0)
 
     in_box(scenario)
 
@@ -427,13 +428,14 @@ def test_killed_after_the_verdict_nothing_is_left_to_do(in_box: InBox) -> None:
     in_box(restarted)
 
 
-def test_an_update_that_was_tried_too_often_before_the_kill_is_failed(in_box: InBox) -> None:
+def test_an_update_that_was_tried_too_often_before_the_kill_is_put_off(in_box: InBox) -> None:
     async def killed(box: Any) -> None:
         update, _ = await box.plan()
         await box.store.updates.set_state(update.id, "training", attempts=3)
 
     async def restarted(box: Any) -> None:
-        assert (await take_up(box)).verdict == "failed"
+        with pytest.raises(updating.PutOff, match="the trainer died every time"):
+            await take_up(box)
         assert box.worker.trained == []
 
     in_box(killed)

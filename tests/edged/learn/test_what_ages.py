@@ -93,6 +93,24 @@ def test_ratings_outlast_a_full_disk_wherever_it_is_met(
     in_box(scenario)
 
 
+def test_ratings_outlast_a_trainer_that_is_killed_every_time_and_the_alarm_says_so(in_box: InBox) -> None:
+    async def scenario(box: Any) -> None:
+        strict(box, staleness=0)
+        box.max_attempts = 2
+        box.worker.behaviours.extend(["die"] * 2 * N_NUMBERS)
+        await box.rate(*UP_AND_DOWN)
+        await until_finished(box, N_NUMBERS)
+        assert [update.metrics["trainer/deaths"] for update in box.finished] == [2.0] * N_NUMBERS
+        await box.learner._look_back()
+        assert any("trainer died 8 times" in alarm for alarm in box.learner.alarms)
+        await until_finished(box, 1)
+        assert [update.verdict for update in box.finished] == ["skipped"] * N_NUMBERS + ["published"]
+        assert len(box.finished[-1].new_episode_ids) == 16
+        assert not any("trainer died" in alarm for alarm in box.learner.alarms)
+
+    in_box(scenario)
+
+
 def test_a_job_that_cannot_be_written_holds_learning_and_takes_one_number(
     in_box: InBox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
