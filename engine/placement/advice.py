@@ -146,26 +146,29 @@ def _unpin(request: Request) -> _Knob:
 
 
 def _to_the_cpu(request: Request) -> _Knob:
-    """Training, or serving too, on this machine's CPU, where cards would have done it."""
+    """Training, or serving too, on this machine's CPU, where cards would have done it.
+
+    In float32 first, which a CPU that does not multiply bfloat16 is given.
+    """
     devices = request.devices
     cpu = next((number for number, device in enumerate(devices) if device.kind == "cpu" and not device.host), None)
     everywhere = cpu is None or all(device.kind == "cpu" for device in devices)
     on_it: tuple[int, ...] = () if cpu is None else (cpu,)
-
-    def pins(value: int | str) -> dict[Role, tuple[int, ...]]:
-        changed: dict[Role, tuple[int, ...]] = {"actor": on_it}
-        if value == "all":
-            changed["serve"] = on_it
-        return changed | {role: () for role in FOLLOWERS if request.pins.of(role)}
+    followers: dict[Role, tuple[int, ...]] = {role: () for role in FOLLOWERS if request.pins.of(role)}
+    moved: tuple[dict[Role, tuple[int, ...]], ...] = ({"actor": on_it}, {"actor": on_it, "serve": on_it})
+    dtypes = sorted({"float32", *request.dtypes}, key=lambda dtype: -ELEMENT_BYTES[dtype])
+    options = [(dtype, pins | followers) for dtype in dtypes for pins in moved]
 
     def apply(given: Request, value: int | str) -> Request:
-        # A CPU that does not multiply bfloat16 is given float32, which takes more.
-        return _training(_pin(given, pins(value)), dtype="float32")
+        dtype, pins = options[int(value)]
+        return _training(_pin(given, pins), dtype=dtype)
 
     def words(value: int | str) -> str:
-        return ", ".join(f"placement.{role} = {list(numbers)}" for role, numbers in pins(value).items())
+        dtype, pins = options[int(value)]
+        pinned = [f"placement.{role} = {list(numbers)}" for role, numbers in pins.items()]
+        return ", ".join(pinned if dtype == "float32" else [*pinned, f'dtype = "{dtype}"'])
 
-    return _Knob([] if everywhere else ["training", "all"], apply, words, falls=False)
+    return _Knob([] if everywhere else range(len(options)), apply, words, falls=False)
 
 
 def _pin(request: Request, pins: Mapping[Role, tuple[int, ...]]) -> Request:

@@ -293,6 +293,9 @@ def test_a_cpu_with_room_is_advised_where_the_card_has_none() -> None:
     beside = small(card(0, GB), cpu(60 * GB), serving=serving)
     assert "placement.actor = [1]" in advised(beside), "serving has room on the card"
     assert "placement.actor = [1], placement.critic = []" in advised(pinned(beside, critic=(0,)))
+    least = plan(pinned(box, actor=(1,), serve=(1,))).needs[1]
+    tight = advised(small(card(0, GB // 8), cpu(least), serving=serving))
+    assert 'placement.actor = [1], placement.serve = [1], dtype = "bfloat16"' in tight, "where float32 takes too much"
     assert not any("placement" in change for change in advised(small(card(0, GB // 8), cpu(GB), serving=serving)))
     assert not any("placement" in change for change in advised(small(cpu(GB), critic="lora")))
 
