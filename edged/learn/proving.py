@@ -12,9 +12,11 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
-from adapters.errors import AdapterError
-from adapters.folder import load_adapter_folder
+from adapters.errors import AdapterError, MismatchedAdapter
+from adapters.folder import GGUF_FILE, load_adapter_folder
+from adapters.llamacpp_format import load_gguf_adapter
 from adapters.shape import BaseShape
+from adapters.weights import compare
 from edged.learn import gate
 from edged.learn.measurement import name_of
 from edged.learn.ports import LineageBook, Stage
@@ -22,6 +24,7 @@ from edged.learn.trainer import Trainer
 from engine import protocol
 
 MEASUREMENT = "fluency/measurement"
+FILES_APART_MAX = 1e-3  # of the norm: both files hold float32, and fused matrices are scaled by powers of two
 FLUENCY_SEED = 20_011  # the same dice for every version, so that versions differ by their weights only
 
 
@@ -163,7 +166,18 @@ class Prover:
 
 
 def _weigh(folder: Path, base: BaseShape) -> float:
-    """The norm of the adapter. Blocking: reads the folder. Raises AdapterError: damaged, or not finite."""
+    """The norm of the adapter. Blocking: reads the folder.
+
+    Raises AdapterError: damaged, not finite, or the file that is served is another adapter than the one that was
+    trained (a wrong scale, rows in another order): of a small update the canary does not tell that from rounding.
+    """
     weights, _ = load_adapter_folder(folder, base)
     weights.check_finite()
-    return weights.norm()
+    served, _ = load_gguf_adapter(folder / GGUF_FILE, base)
+    found = compare(weights, served)
+    if found.distance > FILES_APART_MAX * found.norm:
+        raise MismatchedAdapter(
+            f"{folder.name}: {GGUF_FILE} is another adapter than the one that was trained, {found.distance:.3g} apart "
+            f"of a norm of {found.norm:.3g}; export it again"
+        )
+    return found.norm

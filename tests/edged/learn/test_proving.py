@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from adapters import manifest
+from adapters.llamacpp_format import save_gguf_adapter
 from edged.failure import JobRefused, WorkerLost
 from engine import protocol
 
@@ -138,5 +141,24 @@ def test_what_the_workers_cannot_do_is_told_to_the_caller(in_box: InBox) -> None
         box.worker.is_ready = False
         with pytest.raises(WorkerLost, match="train worker is not running"):
             await box.prover.prove(candidate, BASE, result)
+
+    in_box(scenario)
+
+
+def test_a_served_file_that_is_not_what_was_trained_is_refused(in_box: InBox) -> None:
+    async def scenario(box: Any) -> None:
+        candidate, result = await candidate_of(box)
+        folder = Path(str(candidate.folder))
+        weights = dataclasses.replace(box.make_weights(1), alpha=box.make_weights(1).alpha * 4)
+        (folder / "adapter.gguf").unlink()
+        save_gguf_adapter(folder / "adapter.gguf", weights, version=1, parent=0, base_sha256=box.BASE_SHA256)
+        written = manifest.parse_manifest((folder / manifest.MANIFEST_FILE).read_bytes())
+        (folder / manifest.MANIFEST_FILE).unlink()
+        anew = dataclasses.replace(written, files=manifest.describe_files(folder))
+        (folder / manifest.MANIFEST_FILE).write_bytes(manifest.manifest_bytes(anew))
+        judgement = await box.prover.prove(candidate, BASE, result)
+        assert not judgement.accepted
+        assert "is another adapter than the one that was trained" in judgement.reason
+        assert box.stage.staged == []
 
     in_box(scenario)
