@@ -21,6 +21,7 @@ Environment:
 
 from __future__ import annotations
 
+import collections
 import hashlib
 import json
 import logging
@@ -424,11 +425,12 @@ class Train:
         reach("train:start")
         self.link = link
         self.start = start
+        self.waiting: collections.deque[protocol.Message] = collections.deque()  # what came while it trained
         link.send(protocol.Ready(load_s=time.monotonic() - began))
 
     def turn(self) -> None:
         while True:
-            match self.link.receive(self.link.until_next_beat_s()):
+            match self.waiting.popleft() if self.waiting else self.link.receive(self.link.until_next_beat_s()):
                 case protocol.Score() as score:
                     scores = tuple(self.score(episode) for episode in score.episodes)
                     self.link.send(protocol.Scored(job_id=score.job_id, scores=scores))
@@ -473,8 +475,11 @@ class Train:
         for step in range(1, 11):
             time.sleep(seconds("EDGED_LIGHT_TRAIN_S") / 10)
             self.link.beat("training")
-            if isinstance(self.link.receive(0), protocol.Stop):
-                raise Stopped
+            match self.link.receive(0):
+                case protocol.Stop():
+                    raise Stopped
+                case protocol.Message() as message:
+                    self.waiting.append(message)
             if step == 5:
                 reach("train:mid")
             yield step

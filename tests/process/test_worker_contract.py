@@ -702,6 +702,19 @@ def test_episodes_are_scored_one_by_one(training: Worker, kind: Kind, packaged_m
 
 
 @KINDS
+def test_what_is_asked_for_while_it_trains_is_answered_afterwards(
+    training: Worker, kind: Kind, packaged_model: Path, tmp_path: Path
+) -> None:
+    episodes = tuple(rated.episode for rated in train_job(tmp_path, packaged_model).episodes)
+    training.send(protocol.Train(job_id="job", folder=str(tmp_path)))
+    training.expect(protocol.Progress)
+    for job_id in ("first", "second"):
+        training.send(protocol.Score(job_id=job_id, episodes=episodes, reference=BASE))
+    training.expect(protocol.Trained, protocol.Progress)
+    assert [training.expect(protocol.Scored).job_id for _ in range(2)] == ["first", "second"]
+
+
+@KINDS
 def test_a_job_without_episodes_fails_and_writes_nothing(
     training: Worker, kind: Kind, packaged_model: Path, tmp_path: Path
 ) -> None:
