@@ -36,11 +36,10 @@ TOOLS = {
 }
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
     """What runs beside what with `-n`: files do, but for those of tests/e2e, which share a long run of the daemon."""
-    for item in items:
-        folder = item.path.relative_to(TESTS).parts[0]
-        item.add_marker(pytest.mark.xdist_group("e2e" if folder == "e2e" else str(item.path)))
+    folder = item.path.relative_to(TESTS).parts[0]
+    item.add_marker(pytest.mark.xdist_group("e2e" if folder == "e2e" else str(item.path)))
 
 
 def pytest_unconfigure() -> None:
