@@ -155,7 +155,7 @@ class Assembly:
     def reloaded(self) -> None:
         """The settings have changed."""
         self.learning.changed()
-        self.practice.changed()
+        self.practice.reloaded()
         self.watch.changed()
         self.deep.changed()
 

@@ -79,6 +79,11 @@ def notes(settings: Settings) -> list[str]:
             f"learn.objectives: {names} learns from a rating only beside a different one of the same completion"
             " (n above 1); other ratings wait. Add ppo or kto to learn from them too"
         )
+    if settings.reward.source != "feedback" and "thumbs" in feeds and not feeds & {"rated", "groups"}:
+        found.append(
+            "learn.objectives: kto learns in practice only from rewards of both signs; a judge whose rewards are never"
+            " below 0 teaches it nothing. Have it give negative ones too, or add ppo or grpo"
+        )
     ratio = learn.liked_weight / learn.disliked_weight
     if not 1.0 <= ratio <= KTO_RATIO_MAX:
         found.append(

@@ -147,8 +147,13 @@ class PracticeParts:
         if self._practising is not None:
             self._practising.asked()
 
+    def reloaded(self) -> None:
+        """There are other settings."""
+        if self._practising is not None:
+            self._practising.reloaded()
+
     def changed(self) -> None:
-        """The learner, a worker or the settings have changed."""
+        """The learner or a worker has changed."""
         if self._practising is not None:
             self._practising.changed()
 

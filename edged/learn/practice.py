@@ -10,7 +10,8 @@ after a crash needs no other path. `edged.learn.practising` executes the actions
 
 Invariants: one action is under way at a time; none begins unless the box has been quiet for `idle_s`; a request during
 sampling is answered by `Interrupt` at once; nothing is sampled or trained once `updates_max` updates in a row have had
-no rating by a person. What fails is left alone for a while that doubles, until somebody rates.
+no rating by a person, nor once FRUITLESS_MAX rounds in a row had nothing to learn from: rewards that are all alike, or
+of one sign where only KTO learns. What fails is left alone for a while that doubles, until somebody rates.
 
 What a round is made of is decided here too: which prompts, and which of the judged answers make an update.
 """
@@ -30,12 +31,13 @@ T = TypeVar("T")
 
 HOLD_FIRST_S = 60.0  # after something failed; doubles up to HOLD_MAX_S
 HOLD_MAX_S = 3600.0
+FRUITLESS_MAX = 16  # a habit that one answer in fifty has is missed by so many rounds once in 30,000 times
 
 FREE = ("idle", "collecting", "waiting_for_contrast")  # states of the learner in which it needs nothing of the box
 
 Doing = Literal["", "counting", "preparing", "sampling", "judging", "training"]
 # What a status shows. off: nothing judges. waiting: for the box to be idle, for prompts, or after a failure.
-# limit: for a person's rating.
+# limit: for a person's rating, or for other settings.
 PracticeState = Literal["off", "waiting", "limit", "preparing", "sampling", "judging", "training"]
 SkipReason = Literal[plan.DropReason, plan.WaitReason, "group_of_one", "equal_rewards"]
 
@@ -58,8 +60,8 @@ class State:
 
     quiet_since: since when neither was the case, and no practice update was made. leaving: sampling was told to stop.
     sampled: it came to its end, so the round goes on with what there is, if prompts turned out to be the same too.
-    counts: None when they are not known any more. ready: the judge said that it can be asked. hold_s: how long the next
-    failure holds.
+    counts: None when they are not known any more. fruitless: rounds in a row that made no update. ready: the judge said
+    that it can be asked. hold_s: how long the next failure holds.
     """
 
     doing: Doing = ""
@@ -69,6 +71,7 @@ class State:
     leaving: bool = False
     sampled: bool = False
     counts: PracticeCounts | None = None
+    fruitless: int = 0
     ready: bool = False
     held_until: float = 0.0
     held_why: str = ""
@@ -199,6 +202,9 @@ def describe(state: State, now: float, rules: Rules) -> tuple[PracticeState, str
         return state.doing, ""
     if state.counts is not None and state.counts.in_a_row >= rules.updates_max:
         return "limit", f"{state.counts.in_a_row} practice updates in a row; it goes on when a person rates"
+    if state.fruitless >= FRUITLESS_MAX:
+        why = f"{state.fruitless} rounds in a row had no rewards to learn from; it goes on when a person rates"
+        return "limit", f"{why}, or with other settings"
     if state.users:
         return "waiting", "people are served"
     if state.blocked:
@@ -220,12 +226,13 @@ def _heard(state: State, event: Event, now: float, rules: Rules) -> tuple[State,
                 return state, False
             return _with_quiet(dataclasses.replace(state, blocked=why), state, now), False
         case Rated():
-            freed = dataclasses.replace(state, counts=None, ready=False, held_until=0.0, held_why="")
+            freed = dataclasses.replace(state, counts=None, fruitless=0, ready=False, held_until=0.0, held_why="")
             return dataclasses.replace(freed, hold_s=HOLD_FIRST_S), False
         case Changed():
-            return dataclasses.replace(state, counts=None), False
+            return dataclasses.replace(state, counts=None, fruitless=0), False
         case Done(counts, trouble):
-            return _done(state, counts, trouble, now), bool(trouble) or counts.in_a_row >= rules.updates_max
+            ended = _done(state, counts, trouble, now)
+            return ended, bool(trouble) or _is_at_limit(ended, counts, rules)
         case Tick():
             return state, False
 
@@ -253,8 +260,15 @@ def _done(state: State, counts: PracticeCounts, trouble: str, now: float) -> Sta
             hold_s=min(HOLD_MAX_S, 2 * state.hold_s),
         )
     if state.doing == "training":
-        return dataclasses.replace(ended, ready=False, hold_s=HOLD_FIRST_S, quiet_since=now)
+        made = state.counts is None or counts.updates > state.counts.updates
+        fruitless = 0 if made else state.fruitless + 1
+        return dataclasses.replace(ended, fruitless=fruitless, ready=False, hold_s=HOLD_FIRST_S, quiet_since=now)
     return ended
+
+
+def _is_at_limit(state: State, counts: PracticeCounts, rules: Rules) -> bool:
+    """Whether it waits for a person."""
+    return counts.in_a_row >= rules.updates_max or state.fruitless >= FRUITLESS_MAX
 
 
 def _is_quiet(state: State) -> bool:
@@ -268,7 +282,7 @@ def _next(state: State, now: float, rules: Rules) -> Action | None:
     counts = state.counts
     if counts is None:
         return Count()
-    if counts.in_a_row >= rules.updates_max:
+    if _is_at_limit(state, counts, rules):
         return None
     if counts.judged and not counts.unjudged:
         return Train()

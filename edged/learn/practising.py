@@ -138,8 +138,12 @@ class Practising:
         self._judge.rated()
         self._hear(practice.Changed())
 
+    def reloaded(self) -> None:
+        """There are other settings."""
+        self._hear(practice.Changed())
+
     def changed(self) -> None:
-        """The learner, the workers or the settings have changed."""
+        """The learner or a worker has changed."""
         self._awake.set()
 
     def asked(self) -> None:

@@ -370,6 +370,23 @@ def test_objectives_that_leave_single_ratings_waiting_are_noted(objectives: dict
 
 
 @pytest.mark.parametrize(
+    ("objectives", "source", "noted"),
+    [
+        ({"kto": 1.0}, "fitted", True),
+        ({"kto": 1.0, "sft": 1.0}, "fitted", True),
+        ({"kto": 1.0}, "feedback", False),
+        ({"kto": 1.0, "grpo": 1.0}, "fitted", False),
+        ({"ppo": 1.0}, "fitted", False),
+    ],
+)
+def test_a_judge_beside_kto_alone_is_noted_to_need_rewards_of_both_signs(
+    objectives: dict[str, float], source: str, noted: bool
+) -> None:
+    found = config.notes(config.load(None, {"learn.objectives": objectives, "reward.source": source}))
+    assert any("rewards of both signs" in note for note in found) == noted
+
+
+@pytest.mark.parametrize(
     ("liked", "disliked", "effect"), [(1.0, 1.0, None), (4.0, 3.0, None), (1.0, 2.0, "1 to 1"), (3.0, 1.0, "1.33 to 1")]
 )
 def test_a_weight_of_kto_that_has_no_effect_is_told(liked: float, disliked: float, effect: str | None) -> None:

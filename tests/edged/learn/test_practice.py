@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from edged.learn import plan, practice
 from edged.learn.ages import ages
 from edged.learn.practice import (
+    FRUITLESS_MAX,
     Blocked,
     Changed,
     Count,
@@ -111,6 +112,30 @@ def test_it_waits_for_a_person_after_so_many_updates_in_a_row() -> None:
     state, new = step(state, Rated(), 9000.0, RULES)
     assert new == (Count(),)
     assert step(state, Done(ASKED), 9000.0, RULES)[1] == (Prepare(),)
+
+
+@pytest.mark.parametrize("freed", [Rated(), Changed()])
+def test_rounds_that_teach_nothing_end_after_so_many_in_a_row_until_somebody_rates_or_changes_the_settings(
+    freed: practice.Event,
+) -> None:
+    def a_round(state: State, now: float, updates: int) -> tuple[State, float]:
+        """From idle to the end of training, after which so many updates were made in all."""
+        ends = [dataclasses.replace(ASKED, unjudged=16, groups=4), dataclasses.replace(ASKED, judged=16, groups=4)]
+        state, begun = step(state, Tick(), now, RULES)
+        for counts in [*([ASKED] if begun == (Count(),) else []), ASKED, *ends, ASKED]:
+            state, _ = step(state, Done(dataclasses.replace(counts, updates=updates)), now, RULES)
+        return state, now + RULES.idle_s
+
+    state, now = State(), 30.0
+    for _ in range(FRUITLESS_MAX - 1):
+        state, now = a_round(state, now, 0)
+    trained = dataclasses.replace(state, doing="training", counts=ASKED)
+    assert step(trained, Done(dataclasses.replace(ASKED, updates=1)), now, RULES)[0].fruitless == 0
+    state, now = a_round(state, now, 0)
+    assert step(state, Tick(), now + 1e6, RULES)[1] == ()
+    assert describe(state, now, RULES)[0] == "limit"
+    assert describe(state, now, RULES)[1].startswith("16 rounds in a row had no rewards to learn from")
+    assert step(state, freed, now, RULES)[1] == (Count(),)
 
 
 def test_what_fails_rests_the_judge_and_is_left_alone_for_a_time_that_doubles_until_somebody_rates() -> None:
