@@ -9,7 +9,7 @@ EXTRAS := engine,demo,dev
 JOBS := $(shell nproc)
 # Files of tests that run beside each other; the real model is in one of them only.
 TEST_PROCESSES ?= 2
-PYTEST := HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup
+PYTEST := HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder
 
 # llama.cpp is compiled on this machine. Only the library is wanted: the rest doubles the time.
 LLAMA_OPTIONS := -DLLAVA_BUILD=OFF -DMTMD_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_TESTS=OFF \

@@ -26,8 +26,6 @@ import pytest
 hypothesis.settings.register_profile("edged", deadline=None, derandomize=bool(os.environ.get("EDGED_CI")))
 hypothesis.settings.load_profile("edged")
 
-TESTS = Path(__file__).parent
-
 # Tool -> the commands that are it, and how to get one of them.
 TOOLS = {
     "chromium": (("chromium", "chromium-browser", "google-chrome"), "apt install chromium"),
@@ -36,10 +34,17 @@ TOOLS = {
 }
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """What runs beside what with `-n`: files do, but for those of tests/e2e, which share a long run of the daemon."""
-    folder = item.path.relative_to(TESTS).parts[0]
-    item.add_marker(pytest.mark.xdist_group("e2e" if folder == "e2e" else str(item.path)))
+    from xdist.scheduler.loadscope import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "tests/e2e" if file.startswith("tests/e2e/") else file
+
+    return ByFile(config, log)
 
 
 def pytest_unconfigure() -> None:
