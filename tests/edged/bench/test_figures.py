@@ -45,4 +45,4 @@ def test_json_carries_every_run_and_the_machine() -> None:
 
 @given(st.floats(1e-3, 1e6))
 def test_a_shown_number_is_near_the_number(value: float) -> None:
-    assert abs(float(shown(value)) - value) <= max(0.005, 0.005 * value)
+    assert abs(float(shown(value)) - value) <= max(0.005, 0.005 * value) * 1.000001  # what float itself rounds
