@@ -58,7 +58,7 @@ def bench(
     runs: Annotated[int, typer.Option(min=1, help="Repetitions; the median is shown.")] = 3,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure this machine: rating to new adapter, swaps under load, what a switch moves, sampling, memory, idle CPU."""
+    """Measure this machine: updates, swaps under load, what a switch moves, sampling, memory, idle CPU."""
     from edged.bench.run import run
 
     missed = run([p.value for p in Part if p != Part.ALL] if part == Part.ALL else [part.value], model, runs, as_json)
