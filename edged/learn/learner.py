@@ -244,7 +244,7 @@ class Learner:
             decision = dataclasses.replace(decision, drops=())  # it may be back before it is missed
         if decision.drops:
             await self._ratings.drop([(choice.feedback_id, reason) for choice, reason in decision.drops])
-        elif not decision.makes_update:
+        elif view.asked and not decision.makes_update:  # who asks while this is decided is heard the next time
             self.switches.asked = False
         decision = self._as_possible(decision, view)
         if decision.want_trainer:

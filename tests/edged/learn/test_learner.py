@@ -385,6 +385,27 @@ def test_who_asks_gets_an_update_of_what_there_is(in_box: InBox) -> None:
     in_box(scenario)
 
 
+def test_who_asks_while_something_else_is_decided_is_heard(in_box: InBox, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(box: Any) -> None:
+        answers: list[tuple[bool, str]] = []
+        read = box.store.written.unused_written
+
+        async def asked_meanwhile(rows: int, base_sha256: str) -> Any:
+            found = await read(rows, base_sha256)
+            if not answers:
+                answers.append((False, "not asked yet"))
+                answers[0] = await box.learner.ask()
+            return found
+
+        await box.rate(1.0, -1.0, 1.0)
+        monkeypatch.setattr(box.store.written, "unused_written", asked_meanwhile)
+        async with running(box):
+            await box.until(lambda: bool(box.finished))
+        assert answers == [(True, "3 new ratings")]
+
+    in_box(scenario)
+
+
 def test_who_asks_during_an_update_is_told_to_come_back(in_box: InBox) -> None:
     async def scenario(box: Any) -> None:
         box.worker.behaviours.append("hang")
