@@ -23,7 +23,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGES = ("adapters", "edged", "engine")
 
 # Import name -> distribution, where they differ.
-DISTRIBUTIONS = {"zmq": "pyzmq", "llama_cpp": "llama-cpp-python"}
+DISTRIBUTIONS = {"xdist": "pytest-xdist", "zmq": "pyzmq", "llama_cpp": "llama-cpp-python"}
 # Parts of another distribution's interface, pinned by that distribution.
 COMES_WITH = {"annotated_types": "pydantic", "pydantic_core": "pydantic", "httpx2": "openai"}
 

@@ -165,7 +165,7 @@ def test_a_base_that_answers_with_next_to_nothing_is_not_asked_again(in_box: InB
             workers = Workers(n_tokens=n_tokens)
             calibration = await calibrated(box, workers)
             assert (calibration.noise, workers.staged) == (None, 1)
-            assert "too short" in calibration.why
+            assert "too few tokens" in calibration.why
 
     in_box(scenario)
 

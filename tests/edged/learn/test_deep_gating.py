@@ -445,7 +445,7 @@ def _feedback(completion_id: str) -> NewFeedback:
 
 def test_workers_that_do_not_answer_leave_the_version_for_later(in_box: InBox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deep_proving, "PAUSE_S", 0.0)
-    monkeypatch.setattr(deep_gating, "RETRY_S", 0.01)
+    monkeypatch.setattr(deep_gating, "RETRY_S", 0.5)  # time enough to see what is said meanwhile
 
     async def scenario(box: Any) -> None:
         bench = Bench(box)
