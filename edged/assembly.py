@@ -307,7 +307,7 @@ class Assembly:
         self._serving_changed()
 
     def _serve_said(self, message: protocol.Message) -> None:
-        takers = (self._tokeniser, self.practice, self.deep, self.answers, self._staging, self.learning.pacing)
+        takers = (self._tokeniser, self.practice, self.deep, self.answers, self.routing, self.learning.pacing)
         if not any(part.received(message) for part in takers):
             log.warning("the serve worker sent a %s that nobody expects", type(message).__name__)
 

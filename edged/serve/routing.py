@@ -4,6 +4,9 @@ The store decides what is live. The serve worker can be behind: the version has 
 may be draining, or the worker started while what is live changed. Whoever changes what is live calls `go_live`, which
 waits for a while; whatever is left is done in the background, and `serving` shows it.
 
+What the worker holds is known from its messages alone, whoever still waits for them. A Route that was sent cannot be
+taken back, so what is live is looked at again only once it is answered.
+
 A live version that the engine will not serve is handed to `replace`, which makes another one live.
 """
 
@@ -34,9 +37,11 @@ class Contexts(Protocol):
 
     async def route(self, version: int) -> protocol.Routed: ...
 
+    def received(self, message: protocol.Message) -> bool: ...
+
 
 class Routing:
-    """Lives on the event loop; `ready` and `down` are called by the owner of the serve worker.
+    """Lives on the event loop; `ready`, `down` and `received` are called by the owner of the serve worker.
 
     serving: the version that new requests run on; spare: what the other context holds, as far as is known. None while
     no worker is ready.
@@ -54,6 +59,7 @@ class Routing:
         self._replace = replace
         self._on_change = on_change
         self._following: asyncio.Task[float | None] | None = None
+        self._sent: asyncio.Task[protocol.Routed] | None = None  # the newest Route
         self.serving: int | None = None
         self.spare: int | None = None
 
@@ -66,10 +72,21 @@ class Routing:
         """The worker is gone. The next one starts on what is live."""
         self.serving = self.spare = None
 
+    def received(self, message: protocol.Message) -> bool:
+        """Take a message of the serve worker; False if it is not an answer to Stage or Route."""
+        match message:
+            case protocol.Staged():
+                self.spare = message.version
+            case protocol.Routed() if message.version != self.serving:
+                self.serving, self.spare = message.version, self.serving
+                self._on_change()
+        return self._contexts.received(message)
+
     def close(self) -> None:
         """Follow no longer; the daemon is stopping."""
-        if self._following is not None:
-            self._following.cancel()
+        for task in (self._following, self._sent):
+            if task is not None:
+                task.cancel()
 
     async def stage(
         self, adapter: protocol.AdapterRef, *, fluency_prompts: tuple[str, ...], fluency_tokens: int, seed: int
@@ -83,11 +100,9 @@ class Routing:
         """
         if self.serving not in (None, self._live().version):
             raise WorkerBusy(f"new requests still run on v{self.serving}, which is not live any more")
-        staged = await self._contexts.stage(
+        return await self._contexts.stage(
             adapter, fluency_prompts=fluency_prompts, fluency_tokens=fluency_tokens, seed=seed
         )
-        self.spare = adapter.version
-        return staged
 
     async def go_live(self) -> float | None:
         """Make new requests run on what is live now.
@@ -112,6 +127,8 @@ class Routing:
 
     async def _follow(self) -> float | None:
         swap_ms, retry_s = None, RETRY_FIRST_S
+        if self._sent is not None:
+            await asyncio.wait({self._sent})
         while self.serving is not None and (adapter := self._live()).version != self.serving:
             try:
                 swap_ms = await self._approach(adapter)
@@ -131,16 +148,18 @@ class Routing:
     async def _approach(self, adapter: protocol.AdapterRef) -> float | None:
         """Route to `adapter`, or stage it: what is live may be another one by then, so it is not routed to blindly."""
         try:
-            routed = await self._contexts.route(adapter.version)
+            return (await self._route(adapter.version)).swap_ms
         except JobRefused as refused:
             if refused.code != NOT_RESIDENT:
                 raise
             await self._contexts.stage(adapter, fluency_prompts=(), fluency_tokens=0, seed=0)
-            self.spare = adapter.version
             return None
-        self.serving, self.spare = adapter.version, self.serving
-        self._on_change()
-        return routed.swap_ms
+
+    async def _route(self, version: int) -> protocol.Routed:
+        """Send new requests to `version`. Who is cancelled here leaves the Route to `_follow`, which waits for it."""
+        self._sent = asyncio.create_task(self._contexts.route(version), name=f"route to v{version}")
+        await asyncio.wait({self._sent})
+        return self._sent.result()
 
     async def _replaced(self, version: int, refused: JobRefused) -> bool:
         """Whether another version is live now."""

@@ -7,11 +7,14 @@ import collections
 from collections.abc import Awaitable, Callable
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from edged.failure import JobRefused, WorkerBusy, WorkerLost
 from edged.serve import routing as module
+from edged.serve import staging as staging_module
 from edged.serve.routing import Routing
-from edged.serve.staging import NOT_RESIDENT
+from edged.serve.staging import NOT_RESIDENT, Staging
 from engine import protocol
 
 GUARD_S = 60.0
@@ -26,6 +29,10 @@ class LightContexts:
         self.failures: collections.deque[Exception] = collections.deque()
         self.routed: list[int] = []
         self.is_draining = False
+        self.tell: Callable[[protocol.Message], bool]
+
+    def received(self, message: protocol.Message) -> bool:
+        return isinstance(message, protocol.Staged | protocol.Routed)
 
     async def stage(
         self, adapter: protocol.AdapterRef, *, fluency_prompts: tuple[str, ...], fluency_tokens: int, seed: int
@@ -37,17 +44,85 @@ class LightContexts:
             await asyncio.sleep(0.001)
             raise BUSY
         self.resident.add(adapter.version)
-        return protocol.Staged(
-            job_id="stage-1", version=adapter.version, canary=(), live_canary=(), fluency=(), fluency_texts=(),
-            load_ms=1.0, prove_ms=1.0, longest_gap_ms=0.0,
-        )  # fmt: skip
+        done = staged("stage-1", adapter.version)
+        assert self.tell(done)
+        return done
 
     async def route(self, version: int) -> protocol.Routed:
         await asyncio.sleep(0)
         if version not in self.resident:
             raise JobRefused(NOT_RESIDENT, f"version {version} is nowhere")
         self.routed.append(version)
-        return protocol.Routed(job_id="route-1", version=version, swap_ms=1.5)
+        done = protocol.Routed(job_id="route-1", version=version, swap_ms=1.5)
+        assert self.tell(done)
+        return done
+
+
+def staged(job_id: str, version: int) -> protocol.Staged:
+    return protocol.Staged(
+        job_id=job_id, version=version, canary=(), live_canary=(), fluency=(), fluency_texts=(),
+        load_ms=1.0, prove_ms=1.0, longest_gap_ms=0.0,
+    )  # fmt: skip
+
+
+class SlowWorker:
+    """A serve worker that does what it was sent, and whose answers arrive, when the test says so."""
+
+    def __init__(self) -> None:
+        self.is_ready = True
+        self.serves, self.spare = 0, 0
+        self.sent: collections.deque[protocol.Message] = collections.deque()
+        self.answers: collections.deque[protocol.Message] = collections.deque()
+
+    def send(self, message: protocol.Message) -> None:
+        self.sent.append(message)
+
+    def work(self) -> None:
+        """Do the oldest thing that it was sent."""
+        match self.sent.popleft() if self.sent else None:
+            case protocol.Stage(job_id=job_id, adapter=adapter):
+                self.spare = adapter.version
+                self.answers.append(staged(job_id, adapter.version))
+            case protocol.Route(job_id=job_id, version=version) if version in (self.serves, self.spare):
+                if version != self.serves:
+                    self.serves, self.spare = version, self.serves
+                self.answers.append(protocol.Routed(job_id=job_id, version=version, swap_ms=1.5))
+            case protocol.Route(job_id=job_id, version=version):
+                self.answers.append(protocol.RouteFailed(job_id=job_id, version=version, message="nowhere"))
+
+
+class SlowDesk:
+    """The real routing and staging before a slow worker."""
+
+    def __init__(self) -> None:
+        self.live = 0
+        self.worker = SlowWorker()
+        self.staging = Staging(self.worker)
+        self.routing = Routing(self.staging, self._live, self._replace, lambda: None)
+        self.routing.ready(0)
+
+    def _live(self) -> protocol.AdapterRef:
+        return protocol.AdapterRef(version=self.live, folder=f"/adapters/v{self.live}" if self.live else None)
+
+    async def _replace(self, version: int, why: str) -> None:
+        raise AssertionError(f"v{version}: {why}")
+
+    def hear(self) -> None:
+        if self.worker.answers:
+            assert self.routing.received(self.worker.answers.popleft())
+
+    async def settle(self) -> None:
+        """Until nothing is under way any more."""
+        for _ in range(20):
+            await turn()
+            self.worker.work()
+            self.hear()
+
+
+async def turn() -> None:
+    """Everybody on the loop has gone on as far as he can."""
+    for _ in range(8):
+        await asyncio.sleep(0)
 
 
 class Desk:
@@ -60,6 +135,7 @@ class Desk:
         self.replace_failures: collections.deque[Exception] = collections.deque()
         self.seen: list[int | None] = []
         self.routing = Routing(self.contexts, self._live, self._replace, self._changed)
+        self.contexts.tell = self.routing.received
 
     def _live(self) -> protocol.AdapterRef:
         return protocol.AdapterRef(version=self.live, folder=f"/adapters/v{self.live}" if self.live else None)
@@ -197,3 +273,85 @@ def test_nothing_is_proved_beside_a_version_that_is_not_live() -> None:
         assert (await desk.routing.stage(adapter, fluency_prompts=(), fluency_tokens=0, seed=0)).version == 4
 
     at_desk(scenario)
+
+
+def test_a_route_that_is_under_way_when_what_is_live_changes_back_is_not_forgotten() -> None:
+    async def scenario() -> None:
+        desk = SlowDesk()
+        desk.worker.spare = 1
+        desk.live = 1
+        assert await desk.routing.go_live() is None  # the worker takes longer
+        desk.worker.work()
+        desk.live = 0
+        assert await desk.routing.go_live() is None
+        assert (desk.worker.serves, desk.worker.sent) == (1, collections.deque())
+        await desk.settle()
+        assert (desk.routing.serving, desk.worker.serves, desk.routing.spare) == (0, 0, 1)
+        desk.routing.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_staging_that_ends_after_its_asker_gave_up_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging_module, "STAGE_WAIT_S", 0.01)
+
+    async def scenario() -> None:
+        desk = SlowDesk()
+        adapter = protocol.AdapterRef(version=7, folder="/adapters/v7")
+        with pytest.raises(WorkerBusy):
+            await desk.routing.stage(adapter, fluency_prompts=(), fluency_tokens=0, seed=0)
+        assert desk.routing.spare == 0
+        desk.worker.work()
+        desk.hear()
+        assert (desk.routing.serving, desk.routing.spare) == (0, 7)
+        desk.routing.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_that_dies_with_a_route_under_way_is_followed_anew() -> None:
+    async def scenario() -> None:
+        desk = SlowDesk()
+        desk.live = desk.worker.spare = 1
+        assert await desk.routing.go_live() is None
+        desk.routing.down()
+        desk.staging.down()
+        desk.worker.sent.clear()
+        desk.routing.ready(0)
+        await desk.settle()
+        assert (desk.routing.serving, desk.worker.serves) == (1, 1)
+        desk.routing.close()
+
+    asyncio.run(scenario())
+
+
+steps = st.lists(st.sampled_from(["live 0", "live 1", "live 2", "work", "hear", "turn"]), max_size=24)
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps)
+def test_in_any_order_of_changes_and_answers_what_is_said_to_serve_is_what_the_worker_serves(steps: list[str]) -> None:
+    async def scenario() -> None:
+        desk = SlowDesk()
+        changes = []
+        for step in steps:
+            match step.split():
+                case ["live", version]:
+                    desk.live = int(version)
+                    changes.append(asyncio.create_task(desk.routing.go_live()))
+                case ["work"]:
+                    desk.worker.work()
+                case ["hear"]:
+                    desk.hear()
+                case _:
+                    await turn()
+            if not desk.worker.answers:
+                assert (desk.routing.serving, desk.routing.spare) == (desk.worker.serves, desk.worker.spare)
+        await desk.settle()
+        assert (desk.routing.serving, desk.worker.serves) == (desk.live, desk.live)
+        assert desk.routing.spare == desk.worker.spare
+        desk.routing.close()
+        for change in changes:
+            change.cancel()
+
+    asyncio.run(scenario())
