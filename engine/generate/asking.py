@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from engine.generate.backend import Vocabulary
+from engine.fault import EngineFault
+from engine.generate.backend import DecodeFailed, Vocabulary
 from engine.generate.calls import CallStream, Syntax, grammar_of_call, tools_of
 from engine.generate.keywords import BadSchema
 from engine.generate.length import excess
@@ -16,6 +19,8 @@ from engine.generate.sampling import Constraint, ConstraintFailed
 from engine.generate.schema import grammar_of
 from engine.generate.template import BadTemplate
 from engine.protocol import ChatMessage, Generate, RequestFailed, Sampling, Tokenise, Tokenised
+
+log = logging.getLogger(__name__)
 
 
 class Refused(Exception):
@@ -71,6 +76,10 @@ class Asking:
 
     def check(self, message: Generate) -> Accepted:
         """What its choices are made of. Raises Refused."""
+        with _its_own_failure(message.request_id):
+            return self._check(message)
+
+    def _check(self, message: Generate) -> Accepted:
         syntax = self._syntax(message)
         offered = [] if message.tools is None else json.loads(message.tools)
         prompt_ids = self._prompt_ids(message, offered)
@@ -121,6 +130,10 @@ class Asking:
 
     def tokenise(self, message: Tokenise) -> Tokenised:
         """The tokens of a written answer. Raises Refused."""
+        with _its_own_failure(message.request_id):
+            return self._tokenise(message)
+
+    def _tokenise(self, message: Tokenise) -> Tokenised:
         self._check_length([*(turn.content for turn in message.messages or ()), message.answer])
         prompt_ids = self._chat(message.messages) if message.messages is not None else ()
         completion_ids = self._prompts.answer(message.answer)
@@ -156,9 +169,16 @@ class Asking:
 
     def _chat(self, messages: Sequence[ChatMessage], offered: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
         try:
-            return self._prompts.chat(messages, offered)
+            text = self._prompts.laid_out(messages, offered)
         except BadTemplate as error:
             raise Refused("bad_template", str(error)) from error
+        if not _is_text(text):
+            raise Refused(
+                "bad_prompt",
+                f"{_part_that_is_no_text(messages)}: it holds half of a surrogate pair, which is no character; send "
+                "the whole pair, or leave it out",
+            )
+        return self._prompts.tokens_of(text)
 
     def _check_bias(self, sampling: Sampling) -> None:
         unknown = [token for token, _ in sampling.logit_bias if token >= self._vocabulary.n_vocab]
@@ -175,6 +195,37 @@ class Asking:
         if asked is not None and asked < 1:
             raise Refused("bad_prompt", f"max_tokens: {asked}, at least 1 is needed")
         return left if asked is None else min(asked, left)
+
+
+@contextlib.contextmanager
+def _its_own_failure(request_id: str) -> Iterator[None]:
+    """What fails in here is the request's own failure and nobody else's. Faults of the engine go on."""
+    try:
+        yield
+    except (Refused, EngineFault, DecodeFailed, MemoryError):
+        raise
+    except Exception as error:
+        log.exception("request %s could not be prepared", request_id)
+        reason = f"the request could not be prepared: {type(error).__name__}: {error}"
+        raise Refused("engine_error", reason.encode(errors="backslashreplace").decode()) from error
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _part_that_is_no_text(messages: Sequence[ChatMessage]) -> str:
+    """Its name in the request. Half of a pair hides in the arguments of calls, which are JSON inside of JSON."""
+    for number, message in enumerate(messages):
+        for place, call in enumerate(message.tool_calls):
+            with contextlib.suppress(ValueError, RecursionError):
+                if not _is_text(json.dumps(json.loads(call.arguments), ensure_ascii=False)):
+                    return f"messages[{number}].tool_calls[{place}].function.arguments"
+    return "messages"
 
 
 def too_long(what: str, context_tokens: int, trained_tokens: int) -> str:

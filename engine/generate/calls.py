@@ -3,9 +3,9 @@
 Every family of chat templates has its own form for a call. The forms that are known are in SYNTAXES; which one a model
 has is seen in what its template writes of a call in an earlier turn, so there is nothing to set.
 
-A call is taken for one if its JSON names a tool that was offered, and gives it an object; everything else is text of
-the answer, to the letter. Without a call the visible texts concatenate to the whole text. Pure but for the ids of
-calls.
+A call is taken for one if its JSON names a tool that was offered, and gives it an object that is text again; everything
+else is text of the answer, to the letter: so are half of a surrogate pair and a number that no client could read.
+Without a call the visible texts concatenate to the whole text. Pure but for the ids of calls.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class CallStream:
             if is_begun and not is_over:
                 return None  # the closing mark was inside a text
             return None, start + (close + len(self._syntax.closing) if close >= 0 else len(rest))
-        except RecursionError:
+        except (ValueError, RecursionError):  # a number of thousands of digits; too deep
             return None, len(self._held)
         end = start + len(rest) - len(body) + length
         behind = self._held[end:]
@@ -172,7 +172,7 @@ class CallStream:
         while rest:
             try:
                 value, end = _DECODER.raw_decode(rest)
-            except (json.JSONDecodeError, RecursionError):
+            except (ValueError, RecursionError):
                 return None
             call = self._call(value)
             if call is None:
@@ -187,5 +187,17 @@ class CallStream:
         arguments = value.get("arguments", value.get("parameters", {}))
         if not isinstance(arguments, dict):
             return None
-        text = json.dumps(arguments, ensure_ascii=False)
+        text = _text_of(arguments)
+        if text is None:
+            return None
         return ToolCall(id=f"call_{secrets.token_hex(12)}", name=name, arguments=text)
+
+
+def _text_of(arguments: Mapping[str, Any]) -> str | None:
+    """As JSON that every client reads; None if there is none."""
+    try:
+        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except (ValueError, RecursionError):  # an infinite number, half of a surrogate pair; too deep
+        return None
+    return text

@@ -37,9 +37,16 @@ class Prompts:
         self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> tuple[int, ...]:
         """Token ids of a conversation up to where the assistant speaks; tools: OpenAI's list. Raises BadTemplate."""
+        return self.tokens_of(self.laid_out(messages, tools))
+
+    def laid_out(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] | None = None) -> str:
+        """The text of a conversation up to where the assistant speaks; tools: OpenAI's list. Raises BadTemplate."""
         if self._template is None:
             raise BadTemplate("the model file has no chat template; use /v1/completions with a prompt")
-        text = self._template.render(messages, tools)
+        return self._template.render(messages, tools)
+
+    def tokens_of(self, text: str) -> tuple[int, ...]:
+        """Token ids of a conversation that is laid out."""
         # A template that writes BOS itself must not get a second one from the tokeniser.
         writes_bos = bool(self._bos) and text.startswith(self._bos)
         return self._model.tokenise(text, add_special=not writes_bos, parse_special=True)

@@ -102,7 +102,7 @@ class ChatTemplate:
             variables["tools"] = list(tools)
         try:
             return self._template.render(add_generation_prompt=add_generation_prompt, **variables)
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError, RecursionError) as error:
             roles = ", ".join(message.role for message in messages)
             raise BadTemplate(f"the model's chat template does not take messages of roles {roles}: {error}") from error
 

@@ -1,10 +1,17 @@
-"""What is said of a prompt that leaves no room."""
+"""Requests are checked each for itself: what is said of a prompt that leaves no room, and what a failure ends."""
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 
-from engine.generate.asking import too_long
+from engine.fault import EngineFault
+from engine.generate.asking import Asking, Refused, too_long
+from engine.generate.backend import DecodeFailed, Vocabulary
+from engine.generate.prompt import Prompts
+from engine.protocol import ChatMessage, Generate, Tokenise
+from tests.engine.generate.desk import chat
 
 
 def test_where_the_setting_is_the_limit_raising_it_is_the_advice() -> None:
@@ -19,3 +26,61 @@ def test_where_the_model_is_the_limit_nothing_but_a_shorter_prompt_helps(context
     assert too_long("has 9000 tokens", context_tokens, 8192) == (
         "the prompt has 9000 tokens, the model takes 8192 for prompt and answer together; shorten it"
     )
+
+
+class Characters:
+    """A vocabulary of characters, which fails at what a test says."""
+
+    n_vocab = 256
+    eos_ids = frozenset({0})
+    chat_template = "{% for message in messages %}<{{ message.content }}>{% endfor %}"
+
+    def __init__(self) -> None:
+        self.fails_at: tuple[str, Exception] | None = None
+        self.n_tokenised = 0
+
+    def special_text(self, kind: str) -> str:
+        return ""
+
+    def end_token(self) -> int:
+        return 0
+
+    def tokenise(self, text: str, *, add_special: bool, parse_special: bool) -> tuple[int, ...]:
+        if self.fails_at is not None and self.fails_at[0] in text:
+            raise self.fails_at[1]
+        self.n_tokenised += len(text)
+        return tuple(ord(char) % self.n_vocab for char in text)
+
+
+def asking(vocabulary: Characters, room_tokens: int = 100) -> Asking:
+    known = cast(Vocabulary, vocabulary)
+    return Asking(known, Prompts(known), context_tokens=room_tokens, trained_tokens=room_tokens)
+
+
+def asked(*contents: str) -> Generate:
+    messages = tuple(ChatMessage(role="user", content=content) for content in contents)
+    return Generate(request_id="r", messages=messages, prompt=None, n=1, sampling=chat().sampling)
+
+
+def written(answer: str) -> Tokenise:
+    return Tokenise(request_id="t", answer=answer, messages=(ChatMessage(role="user", content="Hi"),))
+
+
+def test_what_fails_while_a_request_is_prepared_is_the_failure_of_that_request_only() -> None:
+    vocabulary = Characters()
+    desk = asking(vocabulary)
+    vocabulary.fails_at = ("boom", ValueError("half: \ud83d"))
+    for failing in (lambda: desk.check(asked("boom")), lambda: desk.tokenise(written("boom"))):
+        with pytest.raises(Refused) as refused:
+            failing()
+        assert refused.value.code == "engine_error"
+        assert str(refused.value) == "the request could not be prepared: ValueError: half: \\ud83d"
+    assert desk.check(asked("Hi")).prompt_ids == tuple(map(ord, "<Hi>"))
+
+
+@pytest.mark.parametrize("fault", [EngineFault("out_of_memory", "no room"), MemoryError(), DecodeFailed("no batch")])
+def test_a_fault_of_the_engine_stays_one(fault: Exception) -> None:
+    vocabulary = Characters()
+    vocabulary.fails_at = ("boom", fault)
+    with pytest.raises(type(fault)):
+        asking(vocabulary).check(asked("boom"))

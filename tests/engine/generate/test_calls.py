@@ -183,3 +183,25 @@ def test_calls_and_results_of_earlier_turns_are_laid_out() -> None:
 def test_arguments_that_are_no_json_reach_the_template_as_they_are() -> None:
     turn = ChatMessage(role="assistant", content="", tool_calls=(ToolCall(id="a", name="look", arguments="{at"),))
     assert '"arguments": "{at"' in ChatTemplate(HERMES, bos="", eos="").render([turn])
+
+
+NO_CALLS = {
+    "half of a surrogate pair": r'"\ud83d"',
+    "half of a pair as a name": r'{"\ude00": 1}',
+    "a number that no client reads": "1" * 4_400,
+    "an infinite number": "1e999",
+    "no number": "NaN",
+    "too deep to write": "[" * 100_000 + "]" * 100_000,
+}
+
+
+@pytest.mark.parametrize("kind", NO_CALLS)
+@pytest.mark.parametrize("is_cut", [False, True])
+@pytest.mark.parametrize("syntax", SYNTAXES)
+def test_arguments_that_are_no_text_again_are_no_call_but_text_of_the_answer(
+    kind: str, is_cut: bool, syntax: Any
+) -> None:
+    written = f'{syntax.opening}{{"name": "go", "{syntax.arguments}": {{"x": {NO_CALLS[kind]}'
+    if not is_cut:
+        written += f"}}}}{syntax.closing}"
+    assert read([written], syntax) == (written, [])

@@ -5,12 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine import protocol
 from engine.generate import worker
+from engine.generate.asking import Asking, Refused
+from engine.generate.llamacpp import Model
+from engine.generate.prompt import Prompts
 from engine.protocol import ChatMessage, ToolCall
 from tests.engine.generate.chatter import write_chatter
 from tests.engine.generate.desk import Desk, chat, of, start_serve
@@ -119,3 +123,21 @@ def test_a_template_without_tools_is_not_shown_any(plain: Desk) -> None:
         assert isinstance(failed, protocol.RequestFailed)
         assert failed.code == "tools_not_supported"
     assert isinstance(plain.ask(chat())[-1], protocol.RequestDone)
+
+
+@pytest.mark.parametrize("template", [HERMES, LLAMA])
+def test_half_of_a_surrogate_pair_in_an_earlier_call_is_refused_by_its_place(template: str, tmp_path: Path) -> None:
+    model = Model(str(write_chatter(tmp_path, template).file), gpu_layers=0)
+    asking = Asking(model, Prompts(model), context_tokens=2_000, trained_tokens=2_000)
+    call = ToolCall(id="call_1", name="clear", arguments=r'{"x": "\ud83d"}')
+    turns = (
+        ChatMessage(role="user", content="Hi"),
+        ChatMessage(role="assistant", content="", tool_calls=(call,)),
+        ChatMessage(role="tool", content="done", tool_call_id="call_1"),
+    )
+    with pytest.raises(Refused, match=r"messages\[1\]\.tool_calls\[0\]\.function\.arguments: .* surrogate") as refused:
+        asking.check(dataclasses.replace(chat(), messages=turns))
+    assert refused.value.code == "bad_prompt"
+    whole = dataclasses.replace(call, arguments=r'{"x": "\ud83d\ude00"}')
+    answered = dataclasses.replace(turns[1], tool_calls=(whole,))
+    assert asking.check(dataclasses.replace(chat(), messages=(turns[0], answered, turns[2]))).prompt_ids
