@@ -138,6 +138,7 @@ class Assembly:
             deep=self.deep,
             placing=self.placing,
             watch=self.watch,
+            current_trouble=lambda: self._folders.current_trouble,
             first_tokens=self.learning.pacing.first_tokens,
         )
         self._build_operator()
@@ -221,6 +222,7 @@ class Assembly:
             state_folder=self._state_folder,
             lineage=self._store.lineage,
             complaint_about=self._folders.complaint_about,
+            write_current=self._folders.write_current,
             router=self.routing,
             candidates=self._candidates,
             announce=self.events.publish,

@@ -41,6 +41,7 @@ class Readings:
         deep: DeepParts,
         placing: Placing,
         watch: WatchParts,
+        current_trouble: Callable[[], str],
         first_tokens: Callable[[], FirstTokens],
     ) -> None:
         self._settings = settings
@@ -56,6 +57,7 @@ class Readings:
         self._deep = deep
         self._placing = placing
         self._watch = watch
+        self._current_trouble = current_trouble
         self._first_tokens = first_tokens
         self._started_at = time.time()
 
@@ -71,7 +73,7 @@ class Readings:
         """Everything that a status shows, as it is now."""
         learner, store = self._learner, self._store
         feedback_rows, ratings = store.feedback.counts()
-        progress = learner.progress
+        progress, current_trouble = learner.progress, self._current_trouble()
         return status.Parts(
             version=__version__,
             started_at=self._started_at,
@@ -92,7 +94,7 @@ class Readings:
             deep=self._deep.view(),
             dropped=self._dropped(),
             left_out=store.updates.left_out(),
-            alarms=learner.alarms,
+            alarms=(*learner.alarms, current_trouble) if current_trouble else learner.alarms,
             noise=self._calibration.noise,
             noise_why=self._calibration.why,
             written=learner.written,

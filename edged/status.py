@@ -301,7 +301,7 @@ class _Families:
         for reason, count in parts.left_out.items():
             left_out.add_metric([reason], count)
         yield left_out
-        yield _gauge("edged_learner_alarms", "Alarms that the last update raised.", len(parts.alarms))
+        yield _gauge("edged_learner_alarms", "Alarms that somebody should look at.", len(parts.alarms))
         yield from self._written()
         yield from self._practice()
         yield _gauge("edged_store_episodes", "Episodes that are stored.", parts.episodes)

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from adapters import store as adapter_files
 from edged import swap
 from edged.records import Caller, Live
 from edged.refusal import Refused
@@ -54,9 +53,9 @@ class Router(Protocol):
 
 
 class Swaps:
-    """`complaint_about` reads the files of a published version and tells why it cannot be served; `announce` tells
-    readers of events; `on_change` is called when another version is live. `candidates` is held while a candidate is
-    being proved."""
+    """`complaint_about` reads the files of a published version and tells why it cannot be served; `write_current`
+    names a version to people (blocking; never fails); `announce` tells readers of events; `on_change` is called when
+    another version is live. `candidates` is held while a candidate is being proved."""
 
     def __init__(
         self,
@@ -64,6 +63,7 @@ class Swaps:
         state_folder: Path,
         lineage: Lineage,
         complaint_about: Callable[[int], str | None],
+        write_current: Callable[[int], None],
         router: Router,
         candidates: asyncio.Lock,
         announce: Callable[[str, dict[str, Any]], None],
@@ -72,6 +72,7 @@ class Swaps:
         self._state_folder = state_folder
         self._lineage = lineage
         self._complaint_about = complaint_about
+        self._write_current = write_current
         self._router = router
         self._candidates = candidates
         self._announce = announce
@@ -165,8 +166,7 @@ class Swaps:
         live = await self._lineage.set_live(
             version, why=why, caller=caller, if_live=if_live, now=time.time(), pinned=pinned, reason=reason
         )
-        name = None if version == 0 else self._lineage.folder(version)
-        writing = asyncio.to_thread(adapter_files.write_current, self._state_folder, name)
+        writing = asyncio.to_thread(self._write_current, version)
         event: dict[str, Any] = {"version": version, "why": live.why, "pinned": live.pinned, "from": before}
         if reason is not None:
             event["reason"] = reason

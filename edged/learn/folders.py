@@ -10,6 +10,7 @@ served lie here too if the box served that one before; they are left alone and c
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,6 +21,8 @@ import msgpack
 from adapters import manifest, store
 from adapters.errors import AdapterError
 from engine import protocol
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -36,6 +39,7 @@ class Folders:
         self._state_folder = state_folder
         self._base_sha256 = base_sha256
         self._bases: dict[Path, str] = {}  # published folders never change
+        self.current_trouble = ""  # why CURRENT could not be written the last time, for people
 
     def prepare(self, unfinished_updates: Iterable[int]) -> None:
         """Make the folders, and clear away what a crash left: half-written files, jobs of finished updates."""
@@ -165,9 +169,19 @@ class Folders:
         return None
 
     def write_current(self, version: int) -> None:
-        """Make CURRENT name the live adapter. The store decides what is live; this is for people and scripts."""
-        path = self.versions().get(version)
-        store.write_current(self._state_folder, None if path is None else path.name)
+        """Make CURRENT name the live adapter, or say in `current_trouble` why that failed.
+
+        The store decides what is live; this is for people and scripts, and nothing waits for it to succeed. It is
+        written again at the next change and the next start.
+        """
+        try:
+            path = self.versions().get(version)
+            store.write_current(self._state_folder, None if path is None else path.name)
+        except OSError as error:
+            self.current_trouble = f"v{version} is live, and CURRENT does not say so: {error}; see to it, and restart"
+            log.error("%s", self.current_trouble)
+        else:
+            self.current_trouble = ""
 
     def _base_of(self, path: Path) -> str | None:
         """The base model of a published folder; None if its manifest cannot be read."""

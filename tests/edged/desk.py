@@ -146,10 +146,12 @@ def at_desk(root: Path, scenario: Callable[[Desk], Awaitable[None]]) -> None:
         def tell(name: str, data: dict[str, Any]) -> None:
             told.append((name, data))
 
+        folders = Folders(root, "b" * 64)
         swaps = Swaps(
             state_folder=root,
             lineage=store.lineage,
-            complaint_about=Folders(root, "b" * 64).complaint_about,
+            complaint_about=folders.complaint_about,
+            write_current=folders.write_current,
             router=router,
             candidates=candidates,
             announce=tell,

@@ -18,10 +18,14 @@ TRAINED = {"learn.batch_ratings": 4}
 def publish(daemon: Any, count: int) -> None:
     """`count` updates, one after the other."""
     for number in range(1, count + 1):
-        daemon.rate_some(4)
-        daemon.until(lambda expected=number: daemon.status()["learner"]["updates_total"] == expected)
-        assert daemon.status()["learner"]["last_update"]["verdict"] == "published"
-        daemon.until(lambda expected=number: daemon.status()["adapter"]["serving"] == expected)
+        publish_one_more(daemon, number)
+
+
+def publish_one_more(daemon: Any, number: int) -> None:
+    daemon.rate_some(4)
+    daemon.until(lambda: daemon.status()["learner"]["updates_total"] == number)
+    assert daemon.status()["learner"]["last_update"]["verdict"] == "published"
+    daemon.until(lambda: daemon.status()["adapter"]["serving"] == number)
 
 
 def promote(daemon: Any, version: int) -> Any:
@@ -142,3 +146,25 @@ def test_a_daemon_is_ready_only_while_its_serve_worker_is(start_light: Any, tmp_
     broken.unlink()
     daemon.until(lambda: daemon.client.get("/readyz").status_code == 200)
     assert daemon.chat()["choices"]
+
+
+def test_a_current_that_cannot_be_written_is_told_and_keeps_nothing_from_being_served(start_light: Any) -> None:
+    daemon = start_light(settings=TRAINED)
+    publish(daemon, 1)
+    current = daemon.state / "CURRENT"
+    current.unlink()
+    (current / "in the way").mkdir(parents=True)
+    publish_one_more(daemon, 2)
+    (alarm,) = daemon.status()["learner"]["alarms"]
+    assert "v2 is live, and CURRENT does not say so" in alarm
+    (v1,) = (daemon.state / "adapters").glob("v1-*")
+    imported = daemon.client.post("/v1/adapters/import", json={"folder": str(v1)})
+    assert (imported.status_code, imported.json()["state"]) == (200, "published"), imported.text
+    assert version_of(daemon.chat()) == 3
+    assert promote(daemon, 1).status_code == 200
+    assert version_of(daemon.chat()) == 1
+    (current / "in the way").rmdir()
+    current.rmdir()
+    assert promote(daemon, 2).status_code == 200
+    assert daemon.status()["learner"]["alarms"] == []
+    assert current.read_text().startswith("v2-")

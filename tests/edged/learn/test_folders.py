@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -219,6 +220,16 @@ def test_current_names_the_live_folder(folders: Folders, candidate: Path, tmp_pa
     assert (tmp_path / "CURRENT").read_text() == f"{name}\n"
     folders.write_current(0)
     assert (tmp_path / "CURRENT").read_text() == "base\n"
+
+
+def test_a_current_that_cannot_be_written_is_said_until_it_could_be(folders: Folders, tmp_path: Path) -> None:
+    (tmp_path / "CURRENT" / "in the way").mkdir(parents=True)
+    folders.write_current(0)
+    assert "v0 is live, and CURRENT does not say so" in folders.current_trouble
+    assert not (tmp_path / "CURRENT.tmp").exists()
+    shutil.rmtree(tmp_path / "CURRENT")
+    folders.write_current(0)
+    assert (folders.current_trouble, (tmp_path / "CURRENT").read_text()) == ("", "base\n")
 
 
 def test_bytes_of_all_files_are_counted(tmp_path: Path) -> None:
