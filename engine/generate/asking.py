@@ -134,7 +134,8 @@ class Asking:
             return self._tokenise(message)
 
     def _tokenise(self, message: Tokenise) -> Tokenised:
-        self._check_length([*(turn.content for turn in message.messages or ()), message.answer])
+        turns = message.messages or ()
+        self._check_length([*(turn.content for turn in turns), message.answer], len(turns))
         prompt_ids = self._chat(message.messages) if message.messages is not None else ()
         completion_ids = self._prompts.answer(message.answer)
         n_prompt = len(prompt_ids) if message.messages is not None else message.prompt_tokens
@@ -151,7 +152,7 @@ class Asking:
         if message.n < 1:
             raise Refused("bad_prompt", f"n: {message.n} choices asked, at least 1 is needed")
         turns = message.messages or ()
-        self._check_length([message.prompt or "", *(turn.content for turn in turns)])
+        self._check_length([message.prompt or "", *(turn.content for turn in turns)], len(turns))
         if message.messages is not None:
             prompt_ids = self._chat(message.messages, offered)
         else:
@@ -161,8 +162,10 @@ class Asking:
             raise Refused("bad_prompt", "prompt: it has no tokens; the model needs at least one")
         return prompt_ids
 
-    def _check_length(self, texts: Sequence[str]) -> None:
-        told = excess(self._vocabulary, texts, min(self._context_tokens, self._trained_tokens))
+    def _check_length(self, texts: Sequence[str], n_turns: int = 0) -> None:
+        """n_turns: turns that the texts are said in, each of which a template marks with a token at least."""
+        room = min(self._context_tokens, self._trained_tokens)
+        told = f"has {n_turns} messages" if n_turns > room else excess(self._vocabulary, texts, room)
         if told is not None:
             reason = too_long(told, self._context_tokens, self._trained_tokens)
             raise Refused("context_length_exceeded", reason)
@@ -178,6 +181,7 @@ class Asking:
                 f"{_part_that_is_no_text(messages)}: it holds half of a surrogate pair, which is no character; send "
                 "the whole pair, or leave it out",
             )
+        self._check_length([text])  # with the template's own text, tools and calls
         return self._prompts.tokens_of(text)
 
     def _check_bias(self, sampling: Sampling) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from typing import cast
 
 import pytest
@@ -10,8 +12,9 @@ from engine.fault import EngineFault
 from engine.generate.asking import Asking, Refused, too_long
 from engine.generate.backend import DecodeFailed, Vocabulary
 from engine.generate.prompt import Prompts
-from engine.protocol import ChatMessage, Generate, Tokenise
+from engine.protocol import ChatMessage, Generate, Tokenise, ToolCall
 from tests.engine.generate.desk import chat
+from tests.engine.generate.tool_templates import HERMES
 
 
 def test_where_the_setting_is_the_limit_raising_it_is_the_advice() -> None:
@@ -84,3 +87,40 @@ def test_a_fault_of_the_engine_stays_one(fault: Exception) -> None:
     vocabulary.fails_at = ("boom", fault)
     with pytest.raises(type(fault)):
         asking(vocabulary).check(asked("boom"))
+
+
+def test_more_messages_than_the_context_has_tokens_are_refused_before_they_are_laid_out() -> None:
+    vocabulary = Characters()
+    desk = asking(vocabulary)
+    vocabulary.fails_at = ("", AssertionError("nothing is to be tokenised"))
+    for failing in (
+        lambda: desk.check(asked(*[""] * 101)),
+        lambda: desk.tokenise(Tokenise(request_id="t", answer="", messages=asked(*[""] * 101).messages)),
+    ):
+        with pytest.raises(Refused, match="the prompt has 101 messages, the model takes 100 ") as refused:
+            failing()
+        assert refused.value.code == "context_length_exceeded"
+
+
+CALL = ToolCall(id="c", name="f", arguments=json.dumps({"x": "y" * 5_000}))
+TOOL = {"type": "function", "function": {"name": "f", "description": "d" * 5_000}}
+BESIDE_WHAT_IS_SAID = {
+    "marks of turns": ("{% for message in messages %}<|im_start|><|im_end|>{% endfor %}", asked(*[""] * 99)),
+    "tools": (HERMES, dataclasses.replace(asked("Hi"), tools=json.dumps([TOOL]))),
+    "calls": (
+        HERMES,
+        dataclasses.replace(asked(), messages=(ChatMessage(role="assistant", content="", tool_calls=(CALL,)),)),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BESIDE_WHAT_IS_SAID)
+def test_what_stands_beside_what_is_said_counts_before_it_is_tokenised(kind: str) -> None:
+    vocabulary = Characters()
+    vocabulary.chat_template, message = BESIDE_WHAT_IS_SAID[kind]
+    desk = asking(vocabulary)
+    before = vocabulary.n_tokenised
+    with pytest.raises(Refused, match=r"the prompt has \d+ bytes") as refused:
+        desk.check(message)
+    assert refused.value.code == "context_length_exceeded"
+    assert vocabulary.n_tokenised == before
