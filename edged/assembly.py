@@ -110,6 +110,7 @@ class Assembly:
             judge=self.practice.judge,
             swaps=self.swaps,
             on_verdict=self._deeply_judged,
+            on_trouble=self._deep_gate_rests,
         )
         self.watch = WatchParts(
             settings,
@@ -379,6 +380,9 @@ class Assembly:
 
     def _deeply_judged(self, version: int, verdict: DeepVerdict) -> None:
         self.events.publish("deep_gate", {"version": version, **dataclasses.asdict(verdict)})
+        self._deep_gate_rests()
+
+    def _deep_gate_rests(self) -> None:
         self.practice.changed()
         self._announce_status()
 

@@ -45,6 +45,7 @@ class DeepParts:
         swaps: Swaps,
         judge: Judge | None,
         on_verdict: Callable[[int, DeepVerdict], None],
+        on_trouble: Callable[[], None],
     ) -> None:
         """candidates: held while an adapter is staged. judge: of `[reward] source`; None without one."""
         self._serve_worker = serve_worker
@@ -74,11 +75,13 @@ class DeepParts:
             lineage=store.lineage,
             keep=store.deep_verdicts.keep,
             versions=folders.versions,
+            complaint_about=folders.complaint_about,
             reference_to=lambda version: folders.reference_to(version, folders.versions()),
             prover=prover,
             sampler=self._sampler,
             roll_back=lambda version, reason: swaps.roll_back(version, reason, caller=DEEP_GATE),
             on_verdict=on_verdict,
+            on_trouble=on_trouble,
         )
         self.run = self._gating.run
         self.users = self._gating.users

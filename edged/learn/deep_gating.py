@@ -69,18 +69,23 @@ class DeepGating:
         lineage: Lineage,
         keep: Callable[[int, DeepVerdict, dict[str, float]], Awaitable[None]],
         versions: Callable[[], Mapping[int, object]],
+        complaint_about: Callable[[int], str | None],
         reference_to: Callable[[int], protocol.AdapterRef],
         prover: Callable[[Callable[[], Awaitable[None]]], DeepProver],
         sampler: Interruptible,
         roll_back: Callable[[int, str], Awaitable[Live]],
         on_verdict: Callable[[int, DeepVerdict], None],
+        on_trouble: Callable[[], None],
     ) -> None:
         """
         Args:
             blocked: why the box has no time now, besides users; "" if it has.
             keep: a version's verdict and figures; on disk when it returns.
-            versions: those whose files are there. Blocking. reference_to: as workers are told of a version. Blocking.
+            versions: those whose files are there. Blocking.
+            complaint_about: why the files of a version are not whole; None if they are. Blocking.
+            reference_to: as workers are told of a version. Blocking.
             prover: makes the prover from what returns once the box has time.
+            on_trouble: it could not look at what is live, and rests before it tries again.
             roll_back: serve the version before the one that is given, which must be live, for a reason. Raises Refused.
         """
         self._enabled = enabled
@@ -88,11 +93,13 @@ class DeepGating:
         self._lineage = lineage
         self._keep_on_disk = keep
         self._versions = versions
+        self._complaint_about = complaint_about
         self._reference_to = reference_to
         self._prover = prover(self._free)
         self._sampler = sampler
         self._roll_back = roll_back
         self._on_verdict = on_verdict
+        self._on_trouble = on_trouble
         self._awake = asyncio.Event()
         self._users = 0
         self._looking_at: int | None = None
@@ -137,17 +144,23 @@ class DeepGating:
             if not (self._enabled() and deep_rules.is_due(live, adapter)):
                 await self._awake.wait()
                 continue
-            try:
-                await self._look_at(adapter)
-                self._trouble = ""
-            except _Superseded:
-                log.info("deep gate: v%d is not live any more", live.version)
-            except (WorkerLost, WorkerBusy, JobRefused) as error:
-                self._trouble = f"v{live.version} could not be looked at: {error}"
+            self._trouble = await self._try(adapter)
+            if self._trouble:
                 log.warning("deep gate: %s; next try in %.0f s", self._trouble, RETRY_S)
+                self._on_trouble()
                 await asyncio.sleep(RETRY_S)
-            finally:
-                self._looking_at = None
+
+    async def _try(self, adapter: Adapter) -> str:
+        """Look at it. Why that was not possible; "" if it was, or if it is not live any more."""
+        try:
+            await self._look_at(adapter)
+        except _Superseded:
+            log.info("deep gate: v%d is not live any more", adapter.version)
+        except (WorkerLost, WorkerBusy, JobRefused) as error:
+            return f"v{adapter.version} could not be looked at: {error}"
+        finally:
+            self._looking_at = None
+        return ""
 
     async def _look_at(self, adapter: Adapter) -> None:
         """Judge it, or finish what a stop cut off."""
@@ -167,11 +180,18 @@ class DeepGating:
         self._on_verdict(adapter.version, verdict)
 
     async def _compared_with(self, version: int) -> int:
-        on_disk = await asyncio.to_thread(self._versions)
+        """The nearest that `deep_rules` allows and whose files are whole."""
+        on_disk = set(await asyncio.to_thread(self._versions))
         if version not in on_disk:
             raise JobRefused("no_files", "its files are gone")
         adapters = {adapter.version: adapter for adapter in await self._lineage.list()}
-        return deep_rules.compared_with(version, adapters, set(on_disk))
+        while against := deep_rules.compared_with(version, adapters, on_disk):
+            complaint = await asyncio.to_thread(self._complaint_about, against)
+            if complaint is None:
+                return against
+            log.warning("deep gate: v%d is not compared with v%d: %s", version, against, complaint)
+            on_disk.remove(against)
+        return 0
 
     async def _keep(self, version: int, verdict: DeepVerdict, metrics: dict[str, float]) -> None:
         await self._keep_on_disk(version, verdict, metrics)

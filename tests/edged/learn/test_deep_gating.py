@@ -131,6 +131,7 @@ class Bench:
         self.tokens = 1024
         self.verdicts: list[tuple[int, DeepVerdict]] = []
         self.reasons: list[str] = []
+        self.rests: list[bool] = []
         self.gating = self.build()
 
     def build(self) -> DeepGating:
@@ -158,11 +159,13 @@ class Bench:
             lineage=box.store.lineage,
             keep=box.store.deep_verdicts.keep,
             versions=box.folders.versions,
+            complaint_about=box.folders.complaint_about,
             reference_to=lambda version: box.folders.reference_to(version, box.folders.versions()),
             prover=prover,
             sampler=self.sampler,
             roll_back=self.roll_back,
             on_verdict=lambda version, verdict: self.verdicts.append((version, verdict)),
+            on_trouble=lambda: self.rests.append(self.gating.is_looking),
         )
 
     async def roll_back(self, version: int, reason: str) -> Live:
@@ -453,7 +456,37 @@ def test_workers_that_do_not_answer_leave_the_version_for_later(in_box: InBox, m
         async with bench.running():
             await bench.publish()
             await box.until(lambda: "could not be looked at: it died" in bench.gating.view().why)
+            assert (bench.gating.view().state, bench.gating.is_looking, bench.rests) == ("idle", False, [False])
             assert (await bench.until_judged()).verdict == "passed"
+
+    in_box(scenario)
+
+
+def test_a_damaged_ancestor_is_passed_over_for_the_next_one_that_is_whole(in_box: InBox) -> None:
+    async def scenario(box: Any) -> None:
+        bench = Bench(box)
+        async with bench.running():
+            await bench.publish()
+            await bench.until_judged()
+            await bench.publish()
+            await bench.until_judged(2)
+            assert bench.verdicts[-1][1].against == 1
+            bench.blocked = "the learner is training"
+            await bench.publish()
+            (box.folders.versions()[2] / "adapter.gguf").write_bytes(b"half")
+            bench.blocked = ""
+            bench.gating = bench.build()
+        async with bench.running():
+            assert (await bench.until_judged(3)).against == 1
+            bench.blocked = "the learner is training"
+            await bench.publish()
+            for version in (1, 3):
+                (box.folders.versions()[version] / "adapter.gguf").write_bytes(b"half")
+            bench.gating = bench.build()
+        bench.blocked = ""
+        async with bench.running():
+            assert (await bench.until_judged(4)).against == 0
+        assert [version for version, _ in bench.verdicts] == [1, 2, 3, 4]
 
     in_box(scenario)
 
