@@ -64,6 +64,7 @@ class Grammar:
         self._known: dict[tuple[Items, ...], Rule] = {}
         self._repeated: dict[tuple[Item, int, bool], Rule] = {}
         self._forks: dict[int, int] = {}
+        self._places: dict[str, int] = {}
         self._n_items = 0
 
     def any_of(self, choices: Iterable[Sequence[Item]]) -> Rule:
@@ -79,6 +80,11 @@ class Grammar:
         """Say that as many as `ways` choices of `rule` stay possible when one has got to a rule inside it."""
         self._forks[rule.number] = max(ways, self._forks.get(rule.number, 1))
         return rule
+
+    def count_places(self, part: str, places: int) -> int:
+        """Say that so many places in `part` may be open at once; how many it is in all parts, each counted once."""
+        self._places[part] = places
+        return sum(self._places.values())
 
     def sequence(self, *items: Item) -> Rule:
         return self.any_of([items])

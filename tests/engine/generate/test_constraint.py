@@ -15,6 +15,7 @@ from engine.generate import constraint as module
 from engine.generate.constraint import Constraint, Constraints
 from engine.generate.keywords import BadSchema
 from engine.generate.llamacpp import Model
+from engine.generate.patterns import PLACES_MAX
 from engine.generate.sampling import ConstraintFailed
 from engine.generate.schema import grammar_of
 from tests.engine.generate.chatter import Chatter, write_chatter
@@ -195,3 +196,50 @@ def test_a_grammar_outlives_the_requests_that_it_was_compiled_for(model: Model, 
         begin(constraints, {"const": number + 1})
     assert takes(held, model, "0")
     assert takes(begin(constraints, {"const": 0}), model, "0")
+
+
+def most_ways(grammar: str, n_chars: int) -> int:
+    """The most stacks that llama.cpp's way of matching has at once while it reads so many characters that fit all."""
+    rules = Drawn(grammar).rules
+
+    def opened(stacks: set[Any]) -> set[Any]:
+        """Those that begin with characters; a stack is its first item and those behind it."""
+        todo, seen, found = list(stacks), set(stacks), set()
+        while todo:
+            stack = todo.pop()
+            if stack is None or stack[0][0] in '"[':
+                found.add(stack)
+                continue
+            for choice in rules[stack[0]]:
+                longer = stack[1]
+                for item in reversed(choice):
+                    longer = longer if item == '""' else (item, longer)
+                if longer not in seen:
+                    seen.add(longer)
+                    todo.append(longer)
+        return found
+
+    (quote,) = opened({("root", None)})
+    stacks, most = opened({quote[1]}), 0
+    for _ in range(n_chars):
+        stacks = opened({stack[1] for stack in stacks if stack is not None and stack[0][0] == "["})
+        most = max(most, len(stacks))
+    return most
+
+
+@pytest.mark.parametrize("levels", [2, 3, 7])
+def test_counts_inside_counts_leave_few_ways_open_or_do_not_reach_llama_cpp(
+    constraints: Constraints, model: Model, levels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def schema(most: int) -> Any:
+        pattern = f".{{1,{most}}}"
+        for _ in range(levels - 1):
+            pattern = f"(?:{pattern}){{1,{most}}}"
+        return {"type": "string", "pattern": f"^{pattern}$"}
+
+    most = max(n for n in range(2, 12) if n**levels <= PLACES_MAX)
+    assert 16 < most_ways(grammar_of(json.dumps(schema(most))), 40) <= 4 * PLACES_MAX
+    monkeypatch.setattr(module.time, "thread_time", lambda: 0.0)
+    assert takes(begin(constraints, schema(most)), model, '"' + "a" * 40 + '"')
+    with pytest.raises(BadSchema, match="#/pattern: counts inside counts"):
+        begin(constraints, schema(most + 1))

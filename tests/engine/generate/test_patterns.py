@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.generate.gbnf import BadGrammar, Grammar, Text
-from engine.generate.patterns import BadPattern, text_of
+from engine.generate.patterns import PLACES_MAX, BadPattern, text_of
 from tests.engine.generate.json_schemas import Drawn
 
 PATTERNS = (
@@ -58,6 +58,9 @@ def test_patterns_of_all_parts_are_held(inner: str, is_anchored: bool, seed: int
     except BadGrammar:
         assert re.search(r"[?2}]\)\+", inner) is not None  # what may be empty, again and again
         return
+    except BadPattern:
+        assert len(re.findall(r"[{+]", inner)) > 3  # counts inside counts
+        return
     found = re.fullmatch(inner, value, re.ASCII) if is_anchored else re.search(inner, value, re.ASCII)
     assert found is not None, value
 
@@ -96,3 +99,55 @@ def test_a_repetition_of_what_may_be_empty_is_refused_before_llama_cpp_sees_it()
     grammar = Grammar()
     with pytest.raises(BadGrammar, match="itself again"):
         grammar.text(text_of(grammar, "^(a*)*$"))
+
+
+def counted(levels: int, most: int) -> str:
+    """Counts inside counts, of which nothing tells where one ends."""
+    pattern = f".{{1,{most}}}"
+    for _ in range(levels - 1):
+        pattern = f"(?:{pattern}){{1,{most}}}"
+    return f"^{pattern}$"
+
+
+@pytest.mark.parametrize(("levels", "most"), [(2, 1000), (3, 30), (4, 30), (6, 9), (7, 2), (19, 9)])
+def test_counts_inside_counts_are_multiplied_and_refused_by_their_product(levels: int, most: int) -> None:
+    held = most**levels <= PLACES_MAX
+    assert held == ((levels, most) == (7, 2))
+    if held:
+        text_of(Grammar(), counted(levels, most))
+        return
+    with pytest.raises(BadPattern, match=rf"^counts inside counts: .* {most**levels} places"):
+        text_of(Grammar(), counted(levels, most))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "is_held"),
+    [
+        (r"^(?:[\w-]{1,63}\.){1,100}[a-z]{2,63}$", True),  # the point ends each
+        (r"^(?:-[a-z]{1,500}){1,500}$", True),  # the line begins each
+        (r"^((\w{1,500}:){1,500};)*$", True),
+        (r"^(?:\d{3},(?:ab|cd)){1,1000}$", True),  # of one length
+        (r"^(?:(?:ab){40}){1,9}$", True),
+        (r"^\w{1,500} \w{1,500}$", True),
+        (r"^(?:.{1,500})?$", True),
+        (r"^(?:[\w.-]{1,63}\.){1,100}$", False),  # the point is inside too
+        (r"^(?:(?:ab){1,40}){1,9}$", False),
+        (r"^(?:a|aa){1,100}$", False),
+        (r"^(?:\w{1,500} ?){1,9}$", False),
+        (r"^(?:.{0,40}.{0,40}){2,}$", False),
+    ],
+)
+def test_only_places_that_a_text_may_have_come_to_at_once_are_counted(pattern: str, is_held: bool) -> None:
+    if is_held:
+        text_of(Grammar(), pattern)
+        return
+    with pytest.raises(BadPattern, match="counts inside counts"):
+        text_of(Grammar(), pattern)
+
+
+def test_the_places_of_all_patterns_are_counted_together_and_equal_ones_once() -> None:
+    grammar = Grammar()
+    pattern = counted(2, 9)
+    assert text_of(grammar, pattern) == text_of(grammar, pattern)
+    with pytest.raises(BadPattern, match="in all patterns together"):
+        text_of(grammar, "x" + counted(2, 9)[1:])
