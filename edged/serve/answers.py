@@ -240,9 +240,13 @@ class Answers:
         if answer.abandoned:
             return True
         answer.runs += 1
-        answer.sent = True
         left_s = answer.waits_no_longer_than(self._queue_timeout_s())
-        self._engine.send(translation.generate(answer.ask, self._default_max_tokens(), left_s))
+        try:
+            self._engine.send(translation.generate(answer.ask, self._default_max_tokens(), left_s))
+        except protocol.WireError as error:  # a body within its limit can be longer on the link, in small messages say
+            why = f"the request cannot be handed to the engine: {error}; send less at once"
+            raise Refused(400, "not_sendable", why) from error
+        answer.sent = True
         while True:
             message = await answer.inbox.get()
             match message:

@@ -8,6 +8,7 @@ from pydantic import Field, PlainValidator
 
 from edged.addresses import Listen, TcpListen, UnixListen, parse_listen
 from edged.settings.keys import Section, key, list_key
+from engine import protocol
 
 
 def _as_listen(value: object) -> Listen:
@@ -22,6 +23,7 @@ class ModelSection(Section):
 
 
 SLOT_TOKENS = 640  # a usual prompt and an answer of the default length
+BODY_BYTES_MAX = protocol.MAX_MESSAGE_BYTES - 64 * 1024  # what is handed to the serve worker, less what is put round it
 LEAST_AUTO_TOKENS = 16 * SLOT_TOKENS  # a box of few slots can have long conversations
 
 
@@ -87,7 +89,7 @@ class ApiSection(Section):
         (), "Addresses, unix:PATH or tcp:HOST:PORT; empty: edged.sock in the state or runtime folder."
     )
     max_body_bytes: int = key(
-        2**20, "Largest request body, in bytes; larger ones get 413.", ge=1024, le=2**30, live=True
+        2**20, "Largest request body, in bytes; larger ones get 413.", ge=1024, le=BODY_BYTES_MAX, live=True
     )
     read_timeout_s: float = key(
         30.0,

@@ -104,6 +104,10 @@ def test_five_mistakes_are_all_told_at_once(tmp_path: Path) -> None:
             'placement.actor: got [1], expected [] beside placement.train_device ("cpu"): one of them says where',
         ),
         ("[gate]\nfluency_prompts = []", "gate.fluency_prompts: got [], expected a list of texts that is not empty"),
+        (
+            "[api]\nmax_body_bytes = 16777216",
+            "api.max_body_bytes: got 16777216, expected a whole number >= 1024 and <= 16711680",
+        ),
         ("[api]\nallowed_hosts = 'box'", 'api.allowed_hosts: got "box", expected a list of texts'),
         ("learn = 3", "learn: got 3, expected a section [learn]"),
         ("[[learn]]\nepochs = 1", 'learn: got [{"epochs": 1}], expected a section [learn]'),

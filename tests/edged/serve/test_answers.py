@@ -936,3 +936,27 @@ def test_the_seed_of_an_episode_is_the_one_that_was_used() -> None:
         assert serve.disk.episodes[0].seed == 123
 
     run(scenario)
+
+
+def test_a_request_that_the_link_does_not_take_is_refused_and_the_next_one_is_answered() -> None:
+    async def scenario() -> None:
+        serve = Serve()
+        keep = serve.engine.send
+
+        def send(message: protocol.Message) -> None:
+            protocol.encode(message, 1)
+            keep(message)
+
+        serve.engine.send = send  # type: ignore[method-assign]
+        refused = await serve.read(ask(messages=None, prompt="a" * protocol.MAX_MESSAGE_BYTES)).refusal()
+        assert (refused.status, refused.code) == (400, "not_sendable")
+        assert "the limit is 16777216; send less at once" in refused.message
+        assert (serve.engine.sent, serve.answers.active) == ([], 0)
+        reader = serve.read(ask("c2"))
+        await serve.settle()
+        serve.says(begun("c2"), chunk("Because.", request_id="c2"), choice_done(request_id="c2"))
+        await serve.settle()
+        assert [message.request_id for message in serve.engine.asked] == ["c2"]
+        await reader.leave()
+
+    run(scenario)
