@@ -38,6 +38,8 @@ __all__ = [
 ]
 
 _SHOWN_VALUE_CHARS = 60
+BYTES_PER_TOKEN = 2  # of a prompt, or more, in most writing: a bound without the model's tokeniser
+TEMPLATE_TOKENS = 64  # that a chat template puts round a prompt
 # Reward source -> the key of [reward] that says where it is.
 _SOURCE_NEEDS = {"function": "function", "http": "url", "classifier": "classifier"}
 
@@ -196,6 +198,15 @@ def _contradictions(settings: Settings) -> list[tuple[set[str], str]]:
     at_most("serve.default_max_tokens", "serve.context_tokens", "an answer must fit into the context")
     at_most("practice.max_tokens", "serve.context_tokens", "an answer must fit into the context")
     at_most("practice.group_size", "learn.max_batch", "a group must fit into an update")
+    gate, pool = settings.gate, settings.serve.pool_tokens
+    prompt_tokens = max(len(prompt.encode()) for prompt in gate.fluency_prompts) // BYTES_PER_TOKEN + TEMPLATE_TOKENS
+    if prompt_tokens + gate.fluency_tokens > pool:
+        keys = {"gate.fluency_tokens", "gate.fluency_prompts", "serve.context_tokens"}
+        line = f"gate.fluency_tokens: got {gate.fluency_tokens}, expected <= {max(0, pool - prompt_tokens)} beside "
+        line += (
+            f"serve.context_tokens ({pool}): the longest of gate.fluency_prompts, {prompt_tokens} tokens or so, and "
+        )
+        found.append((keys, line + "its answer must fit into the context; ask for fewer, shorten it or enlarge that"))
     if settings.learn.kl_target > 0 and settings.learn.kl_coef == 0:
         line = f"learn.kl_coef: got 0, expected > 0 beside learn.kl_target ({_shown(settings.learn.kl_target)}): "
         found.append(({"learn.kl_coef", "learn.kl_target"}, line + "0 stays 0 however it is multiplied; begin at 0.1"))

@@ -105,6 +105,19 @@ def test_five_mistakes_are_all_told_at_once(tmp_path: Path) -> None:
         ),
         ("[gate]\nfluency_prompts = []", "gate.fluency_prompts: got [], expected a list of texts that is not empty"),
         (
+            "[serve]\ncontext_tokens = 256\ndefault_max_tokens = 64\n[practice]\nmax_tokens = 64\n"
+            "[gate]\nfluency_tokens = 512",
+            "gate.fluency_tokens: got 512, expected <= 161 beside serve.context_tokens (256): the longest of"
+            " gate.fluency_prompts, 95 tokens or so, and its answer must fit into the context; ask for fewer,"
+            " shorten it or enlarge that",
+        ),
+        (
+            "[gate]\nfluency_prompts = ['Why?', '" + "word " * 4096 + "']",
+            "gate.fluency_tokens: got 24, expected <= 0 beside serve.context_tokens (10240): the longest of"
+            " gate.fluency_prompts, 10304 tokens or so, and its answer must fit into the context; ask for fewer,"
+            " shorten it or enlarge that",
+        ),
+        (
             "[api]\nmax_body_bytes = 16777216",
             "api.max_body_bytes: got 16777216, expected a whole number >= 1024 and <= 16711680",
         ),
