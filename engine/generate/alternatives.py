@@ -1,15 +1,18 @@
 """How JSON schemas that are alternatives to each other differ: whether a value may fit both, and how soon it shows.
 
-Says less than is true where a schema is not plain. Pure.
+Says less than is true where a schema is not plain. A schema that alternatives share is read once, and what is compared
+is counted, so that a short text with many references does not take long. Pure.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
 TYPES = ("object", "array", "string", "integer", "number", "boolean", "null")
+COMPARED_MAX = 200_000  # values, properties and pairs in all; some tenths of a second
 _WITH_INSIDE = {"object", "array"}
 
 
@@ -32,40 +35,113 @@ def is_of_type(value: Any, name: str) -> bool:
             return type(value) in (int, float)
 
 
-def are_apart(one: Any, other: Any) -> bool:
-    """Whether it is plain that no value fits both schemas."""
-    if kinds(one).isdisjoint(kinds(other)):
-        return True
-    if kinds(one) != {"object"} or kinds(other) != {"object"}:
-        return False
-    both = set(_required(one)) & set(_required(other))
-    told = ((_told(one, name), _told(other, name)) for name in both)
-    return any(mine is not None and yours is not None and mine.isdisjoint(yours) for mine, yours in told)
+class TooMuchToCompare(ValueError):
+    """Raised when the alternatives of a schema have more in them than is compared."""
 
 
-def part_early(one: Any, other: Any, followed: Callable[[Any], Any]) -> bool:
-    """Whether the texts of two schemas' values differ before one of them has got to an object or a list inside.
+class Alternatives:
+    """Compares the schemas of one document, each of which is read once. Raises TooMuchToCompare."""
 
-    followed: the schema that a schema with a `$ref` means.
-    """
-    common = kinds(one) & kinds(other) & _WITH_INSIDE
-    if not common or _is_listed(one) or _is_listed(other):
-        return True
-    mine, yours = _in_order(one), _in_order(other)
-    if common != {"object"} or mine is None or yours is None:
-        return False
-    for (name, value), (other_name, other_value) in zip(mine, yours, strict=False):
-        if name != other_name:
+    def __init__(self, followed: Callable[[Any], Any]) -> None:
+        """followed: the schema that a schema with a `$ref` means."""
+        self._followed = followed
+        self._known: dict[int, _Read] = {}
+        self.n_compared = 0  # values, properties and pairs
+
+    def are_apart(self, one: Any, other: Any) -> bool:
+        """Whether it is plain that no value fits both schemas."""
+        self._count(1)
+        mine, yours = self._read(one), self._read(other)
+        if mine.kinds.isdisjoint(yours.kinds):
             return True
-        told, other_told = _values(value), _values(other_value)
-        if told is not None and other_told is not None and told.isdisjoint(other_told):
-            return True
-        if any(kinds(followed(each)) & _WITH_INSIDE and not _is_listed(each) for each in (value, other_value)):
+        if mine.kinds != {"object"} or yours.kinds != {"object"}:
             return False
-    return len(mine) != len(yours)
+        self._count(min(len(mine.required), len(yours.required)))
+        both = mine.required & yours.required
+        return any(self._differ(mine.properties.get(name), yours.properties.get(name)) for name in both)
+
+    def part_early(self, one: Any, other: Any) -> bool:
+        """Whether the texts of two schemas' values differ before one of them has got to an object or a list inside."""
+        self._count(1)
+        mine, yours = self._read(one), self._read(other)
+        common = mine.kinds & yours.kinds & _WITH_INSIDE
+        if not common or mine.is_listed or yours.is_listed:
+            return True
+        if common != {"object"} or mine.in_order is None or yours.in_order is None:
+            return False
+        for (name, value), (other_name, other_value) in zip(mine.in_order, yours.in_order, strict=False):
+            self._count(1)
+            if name != other_name or self._differ(value, other_value):
+                return True
+            if self._has_inside(value) or self._has_inside(other_value):
+                return False
+        return len(mine.in_order) != len(yours.in_order)
+
+    def _differ(self, one: Any, other: Any) -> bool:
+        """Whether both schemas list their values, and none is in both lists."""
+        mine, yours = self._read(one).values, self._read(other).values
+        if mine is None or yours is None:
+            return False
+        self._count(min(len(mine), len(yours)))
+        return mine.isdisjoint(yours)
+
+    def _has_inside(self, schema: Any) -> bool:
+        read = self._read(schema)
+        if read.has_inside is None:
+            meant = self._read(self._followed(schema))
+            read.has_inside = not read.is_listed and not _WITH_INSIDE.isdisjoint(meant.kinds)
+        return read.has_inside
+
+    def _read(self, schema: Any) -> _Read:
+        if id(schema) not in self._known:
+            self._known[id(schema)] = _Read(schema)
+        return self._known[id(schema)]
+
+    def _count(self, n: int) -> None:
+        self.n_compared += n
+        if self.n_compared > COMPARED_MAX:
+            raise TooMuchToCompare("its schemas have too much to compare with each other")
 
 
-def kinds(schema: Any) -> set[str]:
+class _Read:
+    """What one schema says, kept. The schema is kept too, so that its id stays its own."""
+
+    def __init__(self, schema: Any) -> None:
+        self._schema = schema
+        self.is_listed = _is_listed(schema)
+        self.has_inside: bool | None = None  # not looked at yet
+
+    @functools.cached_property
+    def kinds(self) -> frozenset[str]:
+        return frozenset(_kinds(self._schema))
+
+    @functools.cached_property
+    def values(self) -> frozenset[str] | None:
+        """The values that are listed, as JSON; None if there is no list."""
+        if not self.is_listed:
+            return None
+        values = [self._schema["const"]] if "const" in self._schema else self._schema["enum"]
+        return frozenset(json.dumps(value, sort_keys=True) for value in values) if isinstance(values, list) else None
+
+    @functools.cached_property
+    def required(self) -> frozenset[str]:
+        names = self._schema.get("required")
+        return frozenset(name for name in names if isinstance(name, str)) if isinstance(names, list) else frozenset()
+
+    @functools.cached_property
+    def properties(self) -> Mapping[str, Any]:
+        properties = self._schema.get("properties") if isinstance(self._schema, dict) else None
+        return properties if isinstance(properties, dict) else {}
+
+    @functools.cached_property
+    def in_order(self) -> list[tuple[str, Any]] | None:
+        """The properties as they are written one behind the other; None if one may be left out, or has any name."""
+        if not isinstance(self._schema, dict) or not isinstance(self._schema.get("properties"), dict):
+            return None
+        return list(self.properties.items()) if self.required == set(self.properties) else None
+
+
+def _kinds(schema: Any) -> set[str]:
     """The types that a value of this schema may have; all of them where that is not plain. An integer is a number."""
     if not isinstance(schema, dict):
         return set(TYPES)
@@ -82,29 +158,3 @@ def kinds(schema: Any) -> set[str]:
 
 def _is_listed(schema: Any) -> bool:
     return isinstance(schema, dict) and ("const" in schema or "enum" in schema)
-
-
-def _required(schema: Mapping[str, Any]) -> list[str]:
-    names = schema.get("required")
-    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
-
-
-def _in_order(schema: Any) -> list[tuple[str, Any]] | None:
-    """The properties as they are written one behind the other; None if one may be left out, or has any name."""
-    properties = schema.get("properties") if isinstance(schema, dict) else None
-    if not isinstance(properties, dict) or set(_required(schema)) != set(properties):
-        return None
-    return list(properties.items())
-
-
-def _told(schema: Mapping[str, Any], name: str) -> set[str] | None:
-    properties = schema.get("properties")
-    return _values(properties.get(name)) if isinstance(properties, dict) else None
-
-
-def _values(schema: Any) -> set[str] | None:
-    """The values that are listed, as JSON; None if there is no list."""
-    if not isinstance(schema, dict) or not _is_listed(schema):
-        return None
-    values = [schema["const"]] if "const" in schema else schema["enum"]
-    return {json.dumps(value, sort_keys=True) for value in values} if isinstance(values, list) else None

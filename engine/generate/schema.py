@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from engine.generate import formats, numerals, patterns
-from engine.generate.alternatives import are_apart, is_of_type, part_early
+from engine.generate.alternatives import Alternatives, TooMuchToCompare, is_of_type
 from engine.generate.gbnf import BadGrammar, Chars, Grammar, Item, Rule, Text, chars
 from engine.generate.keywords import (
     COMBINED,
@@ -97,6 +97,8 @@ class _Converter:
     def __init__(self, grammar: Grammar, document: Any) -> None:
         self.grammar = grammar
         self._document = document
+        self._targets: dict[str, Any] = {}
+        self._compared = Alternatives(self._followed)
         self._promised: dict[str, Rule] = {}
         self._to_keep: list[tuple[str, Rule]] = []
         self._strings: dict[tuple[int, int | None], Rule] = {}
@@ -166,7 +168,12 @@ class _Converter:
         if self._n_pairs > PAIRS_MAX:
             raise BadSchema(f"{path}/{keyword}: too many alternatives; use fewer")
         told = [self._followed(part) for part in parts]
-        if keyword == "oneOf" and not all(are_apart(one, two) for one, two in itertools.combinations(told, 2)):
+        try:
+            n_open = self._n_open(told)
+            is_exclusive = keyword != "oneOf" or self._exclude_each_other(told)
+        except TooMuchToCompare as error:
+            raise BadSchema(f"{path}/{keyword}: {error}; use fewer or shorter ones") from None
+        if not is_exclusive:
             raise BadSchema(
                 f"{path}/oneOf: its schemas may overlap; use anyOf, or give each another type, or a required property "
                 "with another const"
@@ -174,8 +181,15 @@ class _Converter:
         rule = self.grammar.any_of(
             [[self._rule(part, f"{path}/{keyword}/{index}", depth + 1)] for index, part in enumerate(parts)]
         )
-        stay = [sum(one is not two and not part_early(one, two, self._followed) for two in told) for one in told]
-        return self.grammar.fork(rule, 1 + max(stay))
+        return self.grammar.fork(rule, n_open)
+
+    def _exclude_each_other(self, schemas: Sequence[Any]) -> bool:
+        return all(self._compared.are_apart(one, two) for one, two in itertools.combinations(schemas, 2))
+
+    def _n_open(self, schemas: Sequence[Any]) -> int:
+        """How many of them stay possible when a text has got to what is inside one."""
+        late = [sum(one is not two and not self._compared.part_early(one, two) for two in schemas) for one in schemas]
+        return 1 + max(late)
 
     def _reference(self, pointer: Any, path: str) -> Rule:
         if not isinstance(pointer, str) or not pointer.startswith("#"):
@@ -189,6 +203,11 @@ class _Converter:
         return self._promised[pointer]
 
     def _resolve(self, pointer: str) -> Any:
+        if pointer not in self._targets:
+            self._targets[pointer] = self._pointed_to(pointer)
+        return self._targets[pointer]
+
+    def _pointed_to(self, pointer: str) -> Any:
         target = self._document
         for part in pointer.removeprefix("#").split("/")[1:]:
             key = part.replace("~1", "/").replace("~0", "~")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from engine.generate.alternatives import are_apart, is_of_type, part_early
+from engine.generate.alternatives import COMPARED_MAX, Alternatives, TooMuchToCompare, is_of_type
 
 
 def tagged(kind: Any, **more: Any) -> dict[str, Any]:
@@ -31,7 +32,8 @@ ANY = {"type": "array", "items": {}}
     ],
 )
 def test_alternatives_are_apart_where_that_is_plain(one: Any, other: Any, apart: bool) -> None:
-    assert are_apart(one, other) == are_apart(other, one) == apart
+    compared = Alternatives(lambda schema: schema)
+    assert compared.are_apart(one, other) == compared.are_apart(other, one) == apart
 
 
 @pytest.mark.parametrize(
@@ -53,7 +55,8 @@ def test_alternatives_part_early_if_nothing_is_inside_before_they_differ(one: An
     def followed(schema: Any) -> Any:
         return ANY if "$ref" in schema else schema
 
-    assert part_early(one, other, followed) == part_early(other, one, followed) == early
+    compared = Alternatives(followed)
+    assert compared.part_early(one, other) == compared.part_early(other, one) == early
 
 
 def test_true_is_no_number_and_a_whole_float_is_an_integer() -> None:
@@ -61,3 +64,49 @@ def test_true_is_no_number_and_a_whole_float_is_an_integer() -> None:
     assert not is_of_type(True, "number")
     assert is_of_type(2.0, "integer")
     assert not is_of_type(2.5, "integer")
+
+
+class Counted(list[int]):
+    """Values that count how often they are read."""
+
+    n_read = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.n_read += 1
+        return super().__iter__()
+
+
+def test_the_values_of_a_schema_are_read_as_often_for_a_hundred_comparisons_as_for_one() -> None:
+    values = Counted(range(6_000))
+    one, other = {"enum": values}, {"enum": ["a"]}
+    compared = Alternatives(lambda schema: schema)
+    assert compared.are_apart(one, other)
+    n_read = values.n_read
+    assert n_read > 0
+    for _ in range(100):
+        assert compared.are_apart(one, other)
+        assert compared.part_early(one, other)
+    assert values.n_read == n_read
+
+
+@pytest.mark.parametrize("kind", ["values", "properties", "names"])
+def test_what_is_compared_is_counted_and_bounded(kind: str) -> None:
+    names = [f"p{i}" for i in range(500)]
+    wide = {"type": "object", "properties": {name: {"type": "null"} for name in names}, "required": names}
+    one, other = {
+        "values": (tagged("a"), tagged("a")),
+        "properties": (wide, dict(wide)),
+        "names": ({**wide, "properties": {}}, {**wide, "properties": {}}),
+    }[kind]
+    if kind == "values":
+        one["properties"]["kind"] = {"enum": list(range(500))}
+        other["properties"]["kind"] = {"enum": list(range(499, 999))}
+    compared = Alternatives(lambda schema: schema)
+    compare = compared.part_early if kind == "properties" else compared.are_apart
+    assert not compare(one, other)
+    n_at_once = compared.n_compared
+    assert 500 < n_at_once < 1_100
+    for _ in range(COMPARED_MAX // n_at_once - 1):
+        assert not compare(one, other)
+    with pytest.raises(TooMuchToCompare):
+        compare(one, other)

@@ -194,6 +194,18 @@ HOSTILE = {
         "$ref": "#/$defs/u",
     },
     "many alternatives": {"anyOf": [{"type": "string", "maxLength": n} for n in range(1, 600)]},
+    "references to long lists": {
+        "anyOf": [{"$ref": f"#/$defs/{'ab'[i % 2]}"} for i in range(141)],
+        "$defs": {"a": {"enum": list(range(5_000))}, "b": {"enum": list(range(5_000, 10_000))}},
+    },
+    "references to wide objects": {
+        "anyOf": [{"$ref": f"#/$defs/{'ab'[i % 2]}"} for i in range(141)],
+        "$defs": {
+            key: {"type": "object", "properties": dict.fromkeys(map(str, range(450)), True)}
+            | {"required": [str(i) for i in range(450)]}
+            for key in "ab"
+        },
+    },
     "many exclusive ones": {"oneOf": [{"type": "null"}] * 3_000},
     "long pattern": {"type": "string", "pattern": "(a?){1000}" * 100},
     "nested pattern": {"type": "string", "pattern": "(" * 400 + ")" * 400},
