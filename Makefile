@@ -7,8 +7,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 EXTRAS := engine,demo,dev
 JOBS := $(shell nproc)
-# Files of tests that run beside each other; the real model is in one of them only.
-TEST_PROCESSES ?= 2
+# Files of tests that run beside each other, the real model in one of them only: `make test TEST_PROCESSES=2` is faster.
+TEST_PROCESSES ?= 0
 PYTEST := HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadscope --no-loadscope-reorder
 
 # llama.cpp is compiled on this machine. Only the library is wanted: the rest doubles the time.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 from typing import cast
 
 import pytest
@@ -69,7 +70,11 @@ def written(answer: str) -> Tokenise:
     return Tokenise(request_id="t", answer=answer, messages=(ChatMessage(role="user", content="Hi"),))
 
 
-def test_what_fails_while_a_request_is_prepared_is_the_failure_of_that_request_only() -> None:
+def test_what_fails_while_a_request_is_prepared_is_the_failure_of_that_request_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The half of a character in it cannot be passed on to a terminal, or from one process of the tests to another.
+    monkeypatch.setattr(logging.getLogger("engine.generate.asking"), "disabled", True)
     vocabulary = Characters()
     desk = asking(vocabulary)
     vocabulary.fails_at = ("boom", ValueError("half: \ud83d"))
